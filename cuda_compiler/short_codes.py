@@ -1,5 +1,6 @@
-"""Rounding sums to codes of a byte in the fewest instructions: scales are multiplied beforehand, limits come for free.
+"""Epilogues in the fewest instructions: ReLU as one, and sums rounded to codes of a byte.
 
+Scales of what is rounded are multiplied beforehand, and limits come for free.
 What is rounded, ``clamp(y, low, high)`` of whole limits that are at most 255 apart, is computed as ``(y - low) / 256``,
 which the addition that ends it limits to [0, 1]; a multiplication and addition brings it to where floats are whole
 numbers, and the upper limit alone is left. Constants that a sum's parts are multiplied by take the scale into
@@ -21,7 +22,7 @@ _LARGEST_LIMIT = 1 << 16
 
 
 def shortened(expr: Expr) -> Expr:
-    """An expression of the results of a product, its roundings shortened; see above."""
+    """An expression of the results of a product, in fewer instructions; see above."""
     return substitute(expr, _shortened)
 
 
@@ -34,6 +35,8 @@ def operations_on_codes(group: Group) -> int:
 
 
 def _shortened(node: Expr) -> Expr | None:
+    if isinstance(node, Call) and node.fn == "where":
+        return _greater(node)
     if not isinstance(node, Call) or node.fn not in ("code", "nearest"):
         return None
     limited, zero = _limited(node.args[0]), 0
@@ -50,6 +53,15 @@ def _shortened(node: Expr) -> Expr | None:
         return Call("sub", (whole, _const(_WHOLE)), FLOAT32)
     code = whole if even == zero else _sum(whole, _const(zero))
     return Call("cast", (Call("bits", (code,), INT32),), node.dtype)
+
+
+def _greater(node: Call) -> Expr | None:
+    """``x < 0 ? 0 : x`` as the greater of both, which is one instruction; NaN stays."""
+    condition, zero, number = node.args
+    is_negative = isinstance(condition, Call) and condition.fn == "lt" and condition.args == (number, zero)
+    if not is_negative or node.dtype != FLOAT32 or not isinstance(zero, Const) or zero.value != 0:
+        return None
+    return Call("max", (number, zero), FLOAT32)
 
 
 def _limited(number: Expr) -> tuple[Expr, int, int] | None:

@@ -66,7 +66,7 @@ __device__ __forceinline__ void copy_weight(unsigned char* target, const tile_t*
 __device__ __forceinline__ void load_weights(
     unsigned char* shared, const tile_t* weight, ADDED_WEIGHT_PARAMETER const tile_t* next_weight)
 {
-    constexpr int COPIERS = TEAMS * TEAM_THREADS, PAIRS_OF_LINE = MADE / 2;
+    constexpr int COPIERS = TEAMS * TEAM_THREADS;
     #pragma unroll 1
     for (int each = int(threadIdx.x) / 128; each < PARTS * SLICES; each += TEAMS) {
         int slice = each % SLICES;
@@ -79,14 +79,19 @@ __device__ __forceinline__ void load_weights(
         }
 #endif
     }
-    #pragma unroll 4
-    for (int pair = int(threadIdx.x); pair < COLUMNS * PAIRS_OF_LINE; pair += COPIERS) {
-        int line = pair / PAIRS_OF_LINE, position = pair % PAIRS_OF_LINE * 2;
-        unsigned char* panel = shared + NEXT_WEIGHT_AT + position / 64 * PANEL_BYTES + position % 8 * 2;
-        const tile_t* source = next_weight + column_at<true>(line) * MADE + column_at<true>(position);
-        copy_word(panel + place_in_panel(line, position % 64 / 8), source);
-    }
     commit_copies();
+    #pragma unroll 6
+    for (int chunk = int(threadIdx.x); chunk < COLUMNS * MADE / 8; chunk += COPIERS) {
+        int line = chunk / (MADE / 8), channel = chunk % (MADE / 8) * 8;
+        const tile_t* source = next_weight + column_at<true>(line) * MADE + channel;
+        Pack<uint, 4> pairs = load_pack<4>(reinterpret_cast<const uint*>(source));
+        unsigned char* panel = shared + NEXT_WEIGHT_AT + channel / 64 * PANEL_BYTES;
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) { // of its neighbours each two are where they are dealt out to
+            uint place = place_in_panel(line, channel % 64 / 32 * 4 + i) + channel % 32 / 8 * 4;
+            *reinterpret_cast<uint*>(panel + place) = pairs[i];
+        }
+    }
     wait_for_copies<0>();
     publish_to_products();
     synchronize(1 + TEAMS, COPIERS);
@@ -266,7 +271,7 @@ __device__ __forceinline__ void multiply_tiles(
         Ring pixels = ring;
         ring.skip(SLICES);
         NextSums next_sum;
-        #pragma unroll
+        #pragma unroll 1 // teams are at different places: all of these would not fit the cache of instructions
         for (int part = 0; part < PARTS; ++part) {
             Accumulator sum;
             multiply_pixels(sum, pixels, part);

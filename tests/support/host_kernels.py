@@ -54,7 +54,6 @@ _FUNCTIONS = {
         "inline void copy_chunk(void* target, const void* source, bool valid)\n{\n"
         "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
     ),
-    "copy_word": "inline void copy_word(void* target, const void* source) { memcpy(target, source, 4); }\n",
     "load_bits": (
         "inline void load_bits(uint* word, const uint8* source, bool valid)\n{\n"
         "    host_load<BYTES>(word, source, valid);\n}\n"
