@@ -199,8 +199,9 @@ def epilogue(
         positions: Parameters for the kernel's positions, each with a comma after it.
         names: The same without types.
         values: Parameter for the anchor's own results, with a comma after it; empty without an anchor.
-        gives: Whether ``store`` gives back the elements of a pack, and stores them only where ``out`` is not null, and
-            ``element_source`` says where the one pack of ``fetch_by_element`` lies, if it has one.
+        gives: Whether there is, in the place of ``store``, ``results_of``, which gives back a pack. Where that goes,
+            ``result_target`` says; and ``element_source`` where the one pack of ``fetch_by_element`` lies, if it has
+            one.
     """
     storage = CUDA.storage[group.output.dtype.name]
     loads = packed_loads(found.operands, [group.expr], size, indexed=True, checked=group.is_elementwise)
@@ -228,13 +229,17 @@ def epilogue(
         fetching = _fetching("Fetched", "fetch", packs, size, parameters, found)
     lines = [
         *fetching,
-        f"{inline} {f'Pack<{storage}, {size}>' if gives else 'void'} "
-        f"store({values}const Fetched& fetched, {positions}{storage}* out, {pointers})",
+        f"{inline} {f'Pack<{storage}, {size}> results_of' if gives else 'void store'}"
+        f"({values}const Fetched& fetched, {positions}{storage}* out, {pointers})",
         "{",
         *found.statements,
-        *_store_lines(group, operands, found.inner, size, packs, "if (out != nullptr) " if gives else ""),
-        *(["    return result;"] if gives else []),
+        *(_give_lines if gives else _store_lines)(group, operands, found.inner, size, packs),
         "}",
+    ]
+    if gives:
+        head = f"{inline} {storage}* result_target({positions}{storage}* out, {pointers})"
+        return "\n".join([*lines, function(head, found.statements, f"out + {operands.output}")])
+    lines += [
         f"{inline} void finish({values}{positions}{storage}* out, {pointers})",
         "{",
         f"    store({value}fetch({names}{passed}), {names}out, {passed});",
@@ -328,34 +333,56 @@ def packs_by_element(group: Group, found: Positions, size: int) -> list[PackedLo
     return [load for load in loads if not _is_by_column(load, found)]
 
 
-def _store_lines(
-    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad], condition: str
+def _result_lines(
+    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]
 ) -> list[str]:
-    """Statements that compute a pack and store it on a condition; a scatter's values go where its index says."""
+    """Statements that compute a pack."""
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, operands.names, "        ")
     fetched = {f"fetched.{name}": load for name, load in packs.items()}
     define_indexed(printer, fetched)
     define_bytes(printer, group.expr, fetched, size)
-    in_bytes = group.output.dtype in (INT8, UINT8) and size % 4 == 0
+    in_bytes = _is_in_bytes(group, size)
     result = _low_byte(group.expr, printer) if in_bytes else printer.value(group.expr)
-    indices = Printer(CUDA, operands.names)
-    place = scatter_place(group, operands.output, indices)
     return [
-        *indices.lines,
-        f"    {storage}* target = out + {place.address};",
         f"    int result[{size}];" if in_bytes else f"    Pack<{storage}, {size}> result;",
         f"    const int first = {inner};",
         "    #pragma unroll",
         f"    for (int u = 0; u < {size}; ++u) {{",
         f"        const int {inner} = first + u;",
-        *_result_lines(group),
+        *_own_results(group),
         *printer.lines,
         f"        result[u] = {result if in_bytes else f'{storage}({result})'};",
         "    }",
-        f"    {condition}{place.condition}"
-        f"store_pack(target, {f'{PACK_OF_BYTES}<{storage}>(result)' if in_bytes else 'result'});",
     ]
+
+
+def _give_lines(
+    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]
+) -> list[str]:
+    """Statements that compute a pack and give it back."""
+    return [*_result_lines(group, operands, inner, size, packs), "    return result;"]
+
+
+def _store_lines(
+    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]
+) -> list[str]:
+    """Statements that compute a pack and store it; a scatter's values go where its index says."""
+    storage = CUDA.storage[group.output.dtype.name]
+    indices = Printer(CUDA, operands.names)
+    place = scatter_place(group, operands.output, indices)
+    result = f"{PACK_OF_BYTES}<{storage}>(result)" if _is_in_bytes(group, size) else "result"
+    return [
+        *indices.lines,
+        f"    {storage}* target = out + {place.address};",
+        *_result_lines(group, operands, inner, size, packs),
+        f"    {place.condition}store_pack(target, {result});",
+    ]
+
+
+def _is_in_bytes(group: Group, size: int) -> bool:
+    """Whether a pack is bytes by fours, which are put together from integers."""
+    return group.output.dtype in (INT8, UINT8) and size % 4 == 0
 
 
 def _low_byte(expr: Expr, printer: Printer) -> str:
@@ -366,7 +393,7 @@ def _low_byte(expr: Expr, printer: Printer) -> str:
     return printer.value(expr.args[0] if isinstance(expr, Call) and is_cut else expr)
 
 
-def _result_lines(group: Group) -> list[str]:
+def _own_results(group: Group) -> list[str]:
     """Names for the anchor's own results; the odd column of a pair is ``sum1``."""
     if group.anchor is None:
         return []

@@ -131,8 +131,9 @@ def _weight_bytes(conv: Convolution, made: Group) -> int:
 
 def _stages(conv: Convolution, made: Group, device: DeviceModel) -> int:
     """Slots of pixels in shared memory, beside all weights; 0 where they are too few for two tiles."""
-    slots = _slices(made) + conv.channels // LINE
-    fitting = (device.shared_bytes - _weight_bytes(conv, made)) // (_SLOT_BYTES + _BARRIER_BYTES)
+    slots, teams = _slices(made) + conv.channels // LINE, _costs(device).teams
+    free = device.shared_bytes - _weight_bytes(conv, made) - teams * _SLOT_BYTES
+    fitting = free // (_SLOT_BYTES + _BARRIER_BYTES)
     return fitting if fitting >= 2 * slots else 0
 
 
@@ -171,7 +172,8 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     costs, stages = _costs(device), _stages(conv, made, device)
     slices, tiles = _slices(made), ceil_div(conv.pixels, WARPGROUP_ROWS)
     tiling = TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=costs.teams)
-    shared_bytes = _weight_bytes(conv, made) + stages * (_SLOT_BYTES + _BARRIER_BYTES)
+    left = 0 if staged or not conv.image.stored else costs.teams * _SLOT_BYTES
+    shared_bytes = _weight_bytes(conv, made) + left + stages * (_SLOT_BYTES + _BARRIER_BYTES)
     own, *others = _convolutions(made)
     dtype = conv.weight.dtype.name
     macros = {

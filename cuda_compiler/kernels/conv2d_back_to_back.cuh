@@ -10,7 +10,8 @@ constexpr int OWN_SLICES = COMMON / 64, SLICES = OWN_SLICES + ADDED_COMMON / 64,
 constexpr int SLOTS = SLICES + (STAGED ? PARTS : 0); // of a tile
 constexpr int PANEL_BYTES = COLUMNS * 128;           // of the second weight: 64 channels
 constexpr int NEXT_WEIGHT_AT = PARTS * SLICES * B_BYTES, RING_AT = NEXT_WEIGHT_AT + PARTS * PANEL_BYTES;
-constexpr int BARRIERS_AT = RING_AT + STAGES * A_BYTES;
+constexpr int STAGING_AT = RING_AT + STAGES * A_BYTES; // of results where nothing that is read leaves them a place
+constexpr int BARRIERS_AT = STAGING_AT + (MADE_STORED && !STAGED ? TEAMS * A_BYTES : 0);
 static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES && 2 * SLOTS <= STAGES, "phases are told from those beside them");
 
 // Barriers of the slots: when pixels are there, and when they are no longer needed.
@@ -97,16 +98,21 @@ __device__ __forceinline__ void load_weights(
     synchronize(1 + TEAMS, COPIERS);
 }
 
-// Copies 64 pixels of 64 channels, which `source(row, col)` tells the place of.
-template <typename Source>
-__device__ __forceinline__ void copy_slot(Ring& ring, unsigned char* slots, int row, int col, int rows, Source&& source)
+// Where a chunk of 16 bytes lies in a slot of what is STAGED: lanes that have four chunks of a row each, and lanes that have all
+// of a row, begin in different banks.
+__device__ __forceinline__ uint staged_place(uint row, uint chunk) { return row * 128 + (chunk ^ (row & 1) * 4) * 16; }
+
+// Copies 64 pixels of 64 channels, which `source(row, col)` tells the place of, to their `place(row, chunk)` in a slot.
+template <typename Source, typename Place>
+__device__ __forceinline__ void copy_slot(
+    Ring& ring, unsigned char* slots, int row, int col, int rows, Source&& source, Place&& place)
 {
     uint line = copy_thread() / 8, chunk = copy_thread() % 8;
     wait_for_phase(ring.free(ring.stage), ring.parity ^ 1); // the first time around, everything is free
     #pragma unroll
     for (int round = 0; round < 4; ++round, line += 16) {
         int at = row + int(line);
-        unsigned char* target = slots + ring.stage * A_BYTES + place_in_panel(line, chunk);
+        unsigned char* target = slots + ring.stage * A_BYTES + place(line, chunk);
         copy_chunk(target, source(at, col + int(chunk) * 8), at < rows);
     }
     arrive_with_copies(ring.there(ring.stage));
@@ -118,7 +124,8 @@ __device__ __forceinline__ void copy_slices(Ring& ring, unsigned char* slots, co
 {
     #pragma unroll
     for (int channel = 0; channel < CHANNELS; channel += 64) {
-        copy_slot(ring, slots, row, channel, rows, [&](int r, int c) { return image + (long long)r * CHANNELS + c; });
+        auto source = [&](int r, int c) { return image + (long long)r * CHANNELS + c; };
+        copy_slot(ring, slots, row, channel, rows, source, place_in_panel);
     }
 }
 
@@ -137,68 +144,74 @@ __device__ __forceinline__ void copy_pixels(
 #if STAGED
         #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-            copy_slot(ring, slots, row, part * 64, p.rows, [&](int r, int c) {
-                return MadeEpilogue().element_source(0, r, c, MADE_ARGUMENTS p);
-            });
+            auto source = [&](int r, int c) { return MadeEpilogue().element_source(0, r, c, MADE_ARGUMENTS p); };
+            copy_slot(ring, slots, row, part * 64, p.rows, source, staged_place);
         }
 #endif
     }
     wait_for_copies<0>();
 }
 
-// The epilogue of the first convolution, which reads what is STAGED from a slot and keeps its packs as the second product's
-// operand: of 16 channels at a time a thread has what it would have as results. Lanes that have shared rows give each other back
-// what belongs to their own.
+// The epilogue of the first convolution. It finds in a slot what it reads, leaves its packs there and keeps them as the second
+// product's operand: of 16 channels at a time a thread has what it would have as results.
 struct KeptResults : MadeEpilogue {
+    static constexpr bool OWN_ROWS = true;
     typedef Pack<OUT_T, 8> Packed;
-    const unsigned char* slot;
+    unsigned char* slot;
     uint operand[4][4];
-    Packed latest, upper;
+    Packed latest;
 
-    __device__ __forceinline__ explicit KeptResults(const unsigned char* slot) : slot(slot) {}
+    __device__ __forceinline__ explicit KeptResults(unsigned char* slot) : slot(slot) {}
+    __device__ __forceinline__ unsigned char* place(int row, int col) const
+    {
+        return slot + staged_place(row % 64, col % 64 / 8);
+    }
 #if STAGED
     template <typename... Given>
     __device__ __forceinline__ FetchedByElement fetch_by_element(int batch, int row, int col, const Given&... given)
     {
         static_assert(sizeof(FetchedByElement) == 16, "one pack");
-        return *reinterpret_cast<const FetchedByElement*>(slot + place_in_panel(row % 64, col % 64 / 8));
+        return *reinterpret_cast<const FetchedByElement*>(place(row, col));
     }
 #endif
     template <typename... Given>
-    __device__ __forceinline__ void store(const Given&... given)
+    __device__ __forceinline__ void store(
+        const float (&value)[8], const Fetched& fetched, int batch, int row, int col, const Given&... given)
     {
-        latest = MadeEpilogue::store(given...);
-    }
-    __device__ __forceinline__ void stored(bool lower, int step, int pack)
-    {
-        if (pack % 2 == 0) {
-            upper = latest;
-            return;
+        latest = results_of(value, fetched, batch, row, col, given...);
+        if (MADE_STORED) {
+            *reinterpret_cast<Packed*>(place(row, col)) = latest;
         }
+    }
+    __device__ __forceinline__ void stored(int step, int pack)
+    {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            uint& first = word(upper, i);
-            uint& second = word(latest, i);
-            uint other = __shfl_xor_sync(0xffffffffu, lower ? first : second, 4);
-            (lower ? first : second) = other;
+            operand[pack * 2 + i / 2][i % 2 * 2 + step] = reinterpret_cast<const uint*>(&latest)[i];
         }
-        put(upper, step, pack - 1);
-        put(latest, step, pack);
     }
 
-private:
-    __device__ __forceinline__ static uint& word(Packed& pack, int i) { return reinterpret_cast<uint*>(&pack)[i]; }
-    __device__ __forceinline__ void put(Packed& packed, int step, int pack)
+    // Stores what a warp has left in the slot, whole lines at a time.
+    template <typename... Given>
+    __device__ __forceinline__ void store_rows(int first, int col, int rows, const Given&... given)
     {
+        __syncwarp();
+        int line = first + int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 32 / 8, chunk = int(threadIdx.x) % 8 * 8;
         #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            operand[pack * 2 + i / 2][i % 2 * 2 + step] = word(packed, i);
+        for (int round = 0; round < 4; ++round) {
+            int row = line + round * 4;
+            if (row < rows) {
+                Packed pack = *reinterpret_cast<const Packed*>(place(row, chunk));
+                store_pack(result_target(0, row, col + chunk, given...), pack);
+            }
         }
+        __syncwarp();
     }
 };
 
 struct LastResults : LastEpilogue {
-    __device__ __forceinline__ void stored(bool, int, int) {}
+    static constexpr bool OWN_ROWS = false;
+    __device__ __forceinline__ void stored(int, int) {}
 };
 
 typedef float NextSums[1][COLUMNS / 8][4];
@@ -279,18 +292,22 @@ __device__ __forceinline__ void multiply_tiles(
                 ring.wait();
             }
             place.col = part * 64;
+            unsigned char* slot = shared + (STAGED ? RING_AT + ring.stage * A_BYTES : STAGING_AT + team * A_BYTES);
             TileResults<KeptResults, 64, COLUMNS / 2 + 16> results(
-                KeptResults(shared + RING_AT + ring.stage * A_BYTES), place, 0, p.rows, MADE, MADE_ARGUMENTS p);
+                KeptResults(slot), place, 0, p.rows, MADE, MADE_ARGUMENTS p);
             wait_for_products<0>();
             if (part == PARTS - 1) {
                 leave_pixels(pixels);
             }
-            results.store_all(sum.at, MADE_STORED ? made : nullptr, MADE_ARGUMENTS p);
+            results.store_all(sum.at, made, MADE_ARGUMENTS p);
+            multiply_kept(next_sum, results.epilogue, ring.base, part);
+            if (MADE_STORED) {
+                results.epilogue.store_rows(place.row, place.col, p.rows, made, MADE_ARGUMENTS p);
+            }
             if (STAGED) {
                 ring.leave();
                 ring.skip(1);
             }
-            multiply_kept(next_sum, results.epilogue, ring.base, part);
         }
         ring.skip((TEAMS - 1) * SLOTS);
         place.col = 0;

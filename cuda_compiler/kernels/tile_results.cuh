@@ -19,7 +19,7 @@ struct TileResults {
     using FetchedByElement = typename EPILOGUE::FetchedByElement;
     using Fetched = typename EPILOGUE::Fetched;
     using Sums = float[STEPS_M][WIDTH / 8][4];
-    static constexpr bool WIDE = NEIGHBOURS == 16, SHARED_ROWS = !WIDE && WIDTH % 64 == 0;
+    static constexpr bool WIDE = NEIGHBOURS == 16, SHARED_ROWS = !EPILOGUE::OWN_ROWS && !WIDE && WIDTH % 64 == 0;
     static constexpr int TAKEN = STORE_SIZE * PAIRS, EACH = NEIGHBOURS / TAKEN;
     static constexpr int ROWS_EACH = STEPS_M * 2, PACKS_EACH = WIDTH / DEAL, COUNT = ROWS_EACH * PACKS_EACH * EACH;
     static constexpr int COLUMNS_EACH = PACKS_EACH / (SHARED_ROWS ? 2 : 1) * EACH;
@@ -153,7 +153,7 @@ struct TileResults {
                 Fetched fetched{of_column[column_of(number) % COLUMNS_HELD], of_element[number % DEPTH]};
                 epilogue.store(part, fetched, batch, row_of(number), base + col_of(number), out, operands...);
             }
-            epilogue.stored(lower, step_of(number), pack_of(number));
+            epilogue.stored(step_of(number), pack_of(number));
             if (number + DEPTH < COUNT) {
                 fetch_element(number + DEPTH, operands...);
             }

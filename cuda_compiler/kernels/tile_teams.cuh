@@ -107,6 +107,7 @@ __device__ __forceinline__ int start_products(Accumulator& sum, Ring& ring, int 
 
 // The generated functions of a kernel with one epilogue.
 struct OwnEpilogue {
+    static constexpr bool OWN_ROWS = false; // for which lanes leave each other nothing
     using FetchedByColumn = ::FetchedByColumn;
     using FetchedByElement = ::FetchedByElement;
     using Fetched = ::Fetched;
@@ -131,7 +132,7 @@ struct OwnEpilogue {
     {
         ::store(given...);
     }
-    __device__ __forceinline__ static void stored(bool, int, int) {}
+    __device__ __forceinline__ static void stored(int, int) {}
 };
 
 // What a warpgroup of a team does.
