@@ -357,16 +357,12 @@ def _result_lines(
     ]
 
 
-def _give_lines(
-    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]
-) -> list[str]:
+def _give_lines(group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
     """Statements that compute a pack and give it back."""
     return [*_result_lines(group, operands, inner, size, packs), "    return result;"]
 
 
-def _store_lines(
-    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]
-) -> list[str]:
+def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
     """Statements that compute a pack and store it; a scatter's values go where its index says."""
     storage = CUDA.storage[group.output.dtype.name]
     indices = Printer(CUDA, operands.names)

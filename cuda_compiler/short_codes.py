@@ -9,6 +9,7 @@ themselves. Sums are rounded as often as before, or less often, to 2^-17 of a co
 
 from __future__ import annotations
 
+from cuda_compiler.dialect import CUDA
 from npu_compiler.dtypes import FLOAT32, INT32
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.tensor.expr import Call, Const, Expr, substitute, walk
@@ -59,9 +60,9 @@ def _greater(node: Call) -> Expr | None:
     """``x < 0 ? 0 : x`` as the greater of both, which is one instruction; NaN stays."""
     condition, zero, number = node.args
     is_negative = isinstance(condition, Call) and condition.fn == "lt" and condition.args == (number, zero)
-    if not is_negative or node.dtype != FLOAT32 or not isinstance(zero, Const) or zero.value != 0:
+    if not is_negative or CUDA.register(node.dtype) != "float" or not isinstance(zero, Const) or zero.value != 0:
         return None
-    return Call("max", (number, zero), FLOAT32)
+    return Call("max", (number, zero), node.dtype)
 
 
 def _limited(number: Expr) -> tuple[Expr, int, int] | None:

@@ -60,6 +60,7 @@ class _Costs:
 
     Attributes:
         teams: Warpgroups of a block that take tiles in turns.
+        shared_bytes: Of a block, of which there may be more: the level-1 cache has the rest.
         launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
         tile: Clocks of a team for a tile, beside its results.
         result: Clocks of a team for a result.
@@ -67,6 +68,7 @@ class _Costs:
     """
 
     teams: int
+    shared_bytes: int
     launch: float
     tile: float
     result: float
@@ -129,12 +131,20 @@ def _weight_bytes(conv: Convolution, made: Group) -> int:
     return 2 * (_slices(made) * LINE + conv.outputs) * conv.channels
 
 
-def _stages(conv: Convolution, made: Group, device: DeviceModel) -> int:
-    """Slots of pixels in shared memory, beside all weights; 0 where they are too few for two tiles."""
-    slots, teams = _slices(made) + conv.channels // LINE, _costs(device).teams
-    free = device.shared_bytes - _weight_bytes(conv, made) - teams * _SLOT_BYTES
-    fitting = free // (_SLOT_BYTES + _BARRIER_BYTES)
-    return fitting if fitting >= 2 * slots else 0
+def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = True) -> int:
+    """Slots of pixels in shared memory, beside all weights; 0 where they are too few for two tiles.
+
+    Args:
+        conv: The second convolution.
+        made: The first one.
+        device: Where both run.
+        staged: Whether its epilogue reads something for each result.
+    """
+    costs, least = _costs(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
+    taken = _weight_bytes(conv, made) + (0 if staged else costs.teams * _SLOT_BYTES)
+    limits = costs.shared_bytes, device.shared_bytes
+    best, most = ((nbytes - taken) // (_SLOT_BYTES + _BARRIER_BYTES) for nbytes in limits)
+    return max(best, least) if most >= least else 0
 
 
 def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowering) -> float:
@@ -169,7 +179,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     staged = packs_by_element(made, inner, PACK_SIZES[0])
     if set(sizes) != {PACK_SIZES[0]} or len(staged) > 1 or not all(_is_staged(load, made) for load in staged):
         return None
-    costs, stages = _costs(device), _stages(conv, made, device)
+    costs, stages = _costs(device), _stages(conv, made, device, bool(staged))
     slices, tiles = _slices(made), ceil_div(conv.pixels, WARPGROUP_ROWS)
     tiling = TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=costs.teams)
     left = 0 if staged or not conv.image.stored else costs.teams * _SLOT_BYTES
