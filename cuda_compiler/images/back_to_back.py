@@ -39,7 +39,10 @@ __all__ += ["memory_microseconds"]
 
 _FAMILY = "back_to_back"
 _SLOT_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
-_MOST_COLUMNS = 128  # of the second convolution, whose sums a team keeps in registers beside those of the first
+_FEW_COLUMNS, _MOST_COLUMNS = (
+    64,
+    128,
+)  # of the second convolution, whose sums are in registers beside those of the first
 _COLUMNS = 32  # results that lanes deal out among each other
 
 CONV2D_BACK_TO_BACK = KernelTemplate(
@@ -59,7 +62,6 @@ class _Costs:
     """The constants of the kernel.
 
     Attributes:
-        teams: Warpgroups of a block that take tiles in turns.
         shared_bytes: Of a block, of which there may be more: the level-1 cache has the rest.
         launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
         tile: Clocks of a team for a tile, beside its results.
@@ -67,7 +69,6 @@ class _Costs:
         nbytes: Bytes of all multiprocessors a clock, of two launches as of one.
     """
 
-    teams: int
     shared_bytes: int
     launch: float
     tile: float
@@ -131,6 +132,11 @@ def _weight_bytes(conv: Convolution, made: Group) -> int:
     return 2 * (_slices(made) * LINE + conv.outputs) * conv.channels
 
 
+def _teams(conv: Convolution) -> int:
+    """Warpgroups of a block that take tiles in turns: as many as have registers for the sums of both."""
+    return 3 if conv.outputs <= _FEW_COLUMNS else 2
+
+
 def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = True) -> int:
     """Slots of pixels in shared memory, beside all weights; 0 where they are too few for two tiles.
 
@@ -141,7 +147,7 @@ def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = 
         staged: Whether its epilogue reads something for each result.
     """
     costs, least = _costs(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
-    taken = _weight_bytes(conv, made) + (0 if staged else costs.teams * _SLOT_BYTES)
+    taken = _weight_bytes(conv, made) + (0 if staged else _teams(conv) * _SLOT_BYTES)
     limits = costs.shared_bytes, device.shared_bytes
     best, most = ((nbytes - taken) // (_SLOT_BYTES + _BARRIER_BYTES) for nbytes in limits)
     return max(best, least) if most >= least else 0
@@ -154,7 +160,7 @@ def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowerin
     assert isinstance(first, Convolution)
     costs, tiles = _costs(device), ceil_div(conv.pixels, WARPGROUP_ROWS)
     turn = costs.tile + WARPGROUP_ROWS * (first.outputs + conv.outputs) * costs.result
-    rounds = ceil_div(tiles, device.cores * costs.teams)
+    rounds = ceil_div(tiles, device.cores * _teams(conv))
     turns = device.microseconds(rounds * turn)
     return device.microseconds(costs.launch) + max(turns, memory_microseconds(group, lowering))
 
@@ -179,10 +185,10 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     staged = packs_by_element(made, inner, PACK_SIZES[0])
     if set(sizes) != {PACK_SIZES[0]} or len(staged) > 1 or not all(_is_staged(load, made) for load in staged):
         return None
-    costs, stages = _costs(device), _stages(conv, made, device, bool(staged))
+    teams, stages = _teams(conv), _stages(conv, made, device, bool(staged))
     slices, tiles = _slices(made), ceil_div(conv.pixels, WARPGROUP_ROWS)
-    tiling = TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=costs.teams)
-    left = 0 if staged or not conv.image.stored else costs.teams * _SLOT_BYTES
+    tiling = TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=teams)
+    left = 0 if staged or not conv.image.stored else teams * _SLOT_BYTES
     shared_bytes = _weight_bytes(conv, made) + left + stages * (_SLOT_BYTES + _BARRIER_BYTES)
     own, *others = _convolutions(made)
     dtype = conv.weight.dtype.name

@@ -148,7 +148,7 @@ def samples() -> list[dict[str, Any]]:
         *(each.ir(torch.float32) for each in cases),
         block.ir,
         test_pooled_windows.Case((224, 224), batch=16).ir,
-        test_back_to_back.Case((56, 56), made=256, batch=16).ir,
+        test_back_to_back.Case((56, 56), made=256, batch=32).ir,
         *steps_of_decoders,
         *grouped_rows(36),
         *grouped_rows(32),
