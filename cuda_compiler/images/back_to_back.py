@@ -18,13 +18,13 @@ from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size, p
 from cuda_compiler.tiles.teams import TeamTiling
 from cuda_compiler.tiles.templates import TILING_MACROS
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
-from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.loops import output_argument, traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.forms import Produced
@@ -185,15 +185,13 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     staged = packs_by_element(made, inner, PACK_SIZES[0])
     if set(sizes) != {PACK_SIZES[0]} or len(staged) > 1 or not all(_is_staged(load, made) for load in staged):
         return None
-    teams, stages = _teams(conv), _stages(conv, made, device, bool(staged))
-    slices, tiles = _slices(made), ceil_div(conv.pixels, WARPGROUP_ROWS)
-    tiling = TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=teams)
-    left = 0 if staged or not conv.image.stored else teams * _SLOT_BYTES
-    shared_bytes = _weight_bytes(conv, made) + left + stages * (_SLOT_BYTES + _BARRIER_BYTES)
     own, *others = _convolutions(made)
-    dtype = conv.weight.dtype.name
+    tiling = _tiling(conv, made, device, bool(staged))
+    tiles, dtype = ceil_div(conv.pixels, WARPGROUP_ROWS), conv.weight.dtype.name
+    left = 0 if staged or not conv.image.stored else tiling.teams * _SLOT_BYTES
+    shared_bytes = _weight_bytes(conv, made) + left + tiling.stages * (_SLOT_BYTES + _BARRIER_BYTES)
     macros = {
-        **tiling.macros(tiles, slices),
+        **tiling.macros(tiles, _slices(made)),
         "SHARED_BYTES": shared_bytes,
         "tile_t": CUDA.storage[dtype],
         "COMMON": own.channels,
@@ -203,28 +201,34 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         "MADE_STORED": int(conv.image.stored),
         "STAGED": len(staged),
     }
-    products = (
-        warpgroup_product(LINE, dtype),
-        warpgroup_product(conv.outputs, dtype, "multiply_kept_rows", a_in_registers=True),
-    )
     inputs = {"image": own.image.argument, "weight": own.weight.argument, "next_weight": conv.weight.argument}
     for part in others:
         inputs |= {"added_image": part.image.argument, "added_weight": part.weight.argument}
-    stored = Argument(made.output.index, made.view.offset * made.output.dtype.size, writes=True)
     launch = Launch(
         CONV2D_BACK_TO_BACK,
         grid=(tiling.grid(tiles, device), 1, 1),
         values={BACKWARDS: backwards(group, lowering), "rows": conv.pixels},
         macros=macros,
-        inputs={**inputs, "made": stored if conv.image.stored else own.weight.argument},
+        inputs={**inputs, "made": output_argument(made) if conv.image.stored else own.weight.argument},
         flops=conv.flops + sum(part.flops for part in (own, *others)),
-        text="\n".join(products),
+        text=f"{tiling.functions(dtype)}\n{_product_of_kept(conv)}",
         prologues={"operands": _made_epilogue(made, inner)},
         block=(tiling.threads, 1, 1),
         shared_bytes=shared_bytes,
     )
     fused = anchor_epilogue(group, found, PACK_SIZES[0])
     return directed_launch(launch, changed(fused, text=_struct("LastEpilogue", fused.text)), lowering)
+
+
+def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -> TeamTiling:
+    """How the first results are cut into what a team has at a time."""
+    stages = _stages(conv, made, device, staged)
+    return TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=_teams(conv))
+
+
+def _product_of_kept(conv: Convolution) -> str:
+    """The function that multiplies results by the second weight."""
+    return warpgroup_product(conv.outputs, conv.weight.dtype.name, "multiply_kept_rows", a_in_registers=True)
 
 
 def _is_staged(load: PackedLoad, made: Group) -> bool:

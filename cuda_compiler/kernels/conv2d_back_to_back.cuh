@@ -1,9 +1,10 @@
-// Two convolutions of one tap, one behind the other: what the first makes of a pixel is rounded as it would be stored, and stays
-// in registers, where it is the operand of the second one. Both weights stay in shared memory; a warpgroup copies pixels ahead
-// through a ring of STAGES slots: 64 pixels of 64 channels each, of the image and, where STAGED, of what the first epilogue reads.
-// Blocks stay, and their TEAMS of one warpgroup take tiles of 64 pixels in turns: MADE results of each, 64 at a time, then
-// COLUMNS results of those. With ADDED_COMMON, a third convolution is added to the first. Grid: blocks in x.
-static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && GROUPS == 1, "a warpgroup has 64 pixels, a slot 64 channels");
+// Two convolutions of one tap, one behind the other: what the first makes of a pixel is rounded as it would be stored,
+// and stays in registers, where it is the operand of the second one. Both weights stay in shared memory; a warpgroup
+// copies pixels ahead through a ring of STAGES slots: 64 pixels of 64 channels each, of the image and, where STAGED, of
+// what the first epilogue reads. Blocks stay, and their TEAMS of one warpgroup take tiles of 64 pixels in turns: MADE
+// results of each, 64 at a time, then COLUMNS results of those. With ADDED_COMMON, a third convolution is added to the
+// first. Grid: blocks in x.
+static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && GROUPS == 1, "64 pixels a warpgroup, 64 channels a slot");
 static_assert(MADE % 64 == 0 && COMMON % 64 == 0 && ADDED_COMMON % 64 == 0, "whole slots");
 static_assert(sizeof(OUT_T) == 2 && STORE_SIZE == 8 && PAIRS == 1, "eight lanes share two rows");
 constexpr int OWN_SLICES = COMMON / 64, SLICES = OWN_SLICES + ADDED_COMMON / 64, PARTS = MADE / 64;
@@ -12,7 +13,8 @@ constexpr int PANEL_BYTES = COLUMNS * 128;           // of the second weight: 64
 constexpr int NEXT_WEIGHT_AT = PARTS * SLICES * B_BYTES, RING_AT = NEXT_WEIGHT_AT + PARTS * PANEL_BYTES;
 constexpr int STAGING_AT = RING_AT + STAGES * A_BYTES; // of results where nothing that is read leaves them a place
 constexpr int BARRIERS_AT = STAGING_AT + (MADE_STORED && !STAGED ? TEAMS * A_BYTES : 0);
-static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES && 2 * SLOTS <= STAGES, "phases are told from those beside them");
+static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES, "layout of shared memory");
+static_assert(2 * SLOTS <= STAGES, "who waits tells phases from those beside them");
 
 // Barriers of the slots: when pixels are there, and when they are no longer needed.
 struct Ring {
@@ -63,7 +65,8 @@ __device__ __forceinline__ void copy_weight(unsigned char* target, const tile_t*
     OperandCopier<64, true, true>(weight, part * 64, MADE, CHANNELS, 1, slice, CHANNELS).copy(target);
 }
 
-// Has the teams copy all weights to shared memory. Results are dealt out, those of the first convolution as channels, too.
+// Has the teams bring all weights to shared memory. Results are dealt out; those of the first convolution are so as
+// channels, too.
 __device__ __forceinline__ void load_weights(
     unsigned char* shared, const tile_t* weight, ADDED_WEIGHT_PARAMETER const tile_t* next_weight)
 {
@@ -98,8 +101,8 @@ __device__ __forceinline__ void load_weights(
     synchronize(1 + TEAMS, COPIERS);
 }
 
-// Where a chunk of 16 bytes lies in a slot of what is STAGED: lanes that have four chunks of a row each, and lanes that have all
-// of a row, begin in different banks.
+// Where a chunk of 16 bytes lies in a slot of what is STAGED: lanes that have four chunks of a row each, and lanes that
+// have all of a row, begin in different banks.
 __device__ __forceinline__ uint staged_place(uint row, uint chunk) { return row * 128 + (chunk ^ (row & 1) * 4) * 16; }
 
 // Copies 64 pixels of 64 channels, which `source(row, col)` tells the place of, to their `place(row, chunk)` in a slot.
@@ -152,8 +155,8 @@ __device__ __forceinline__ void copy_pixels(
     wait_for_copies<0>();
 }
 
-// The epilogue of the first convolution. It finds in a slot what it reads, leaves its packs there and keeps them as the second
-// product's operand: of 16 channels at a time a thread has what it would have as results.
+// The epilogue of the first convolution. It finds in a slot what it reads, leaves its packs there and keeps them as the
+// second product's operand: of 16 channels at a time a thread has what it would have as results.
 struct KeptResults : MadeEpilogue {
     static constexpr bool OWN_ROWS = true;
     typedef Pack<OUT_T, 8> Packed;
@@ -196,10 +199,10 @@ struct KeptResults : MadeEpilogue {
     __device__ __forceinline__ void store_rows(int first, int col, int rows, const Given&... given)
     {
         __syncwarp();
-        int line = first + int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 32 / 8, chunk = int(threadIdx.x) % 8 * 8;
+        int line = int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 32 / 8, chunk = int(threadIdx.x) % 8 * 8;
         #pragma unroll
         for (int round = 0; round < 4; ++round) {
-            int row = line + round * 4;
+            int row = first + line + round * 4;
             if (row < rows) {
                 Packed pack = *reinterpret_cast<const Packed*>(place(row, chunk));
                 store_pack(result_target(0, row, col + chunk, given...), pack);

@@ -12,7 +12,8 @@ static_assert(WARPS_N == 1 && TILE_N % 32 == 0 && SPLITS == 1, "a warpgroup has 
 // half of that, so that eight lanes store 128 bytes. The first result of a row counts as `base` for the epilogue, whose
 // operands are fetched ahead, as many as there are registers for before the tile is multiplied. Those that are the same for
 // all rows are held for all columns, or for those of one pack at a time, whose rows then follow each other. The
-// functions of EPILOGUE get their `operands` as the kernel has them, and are told of each pack once that is stored; KEPT registers of a thread are for something else.
+// functions of EPILOGUE get their `operands` as the kernel has them, and are told of each pack once that is stored. KEPT
+// registers of a thread are for something else.
 template <typename EPILOGUE, int WIDTH, int KEPT = 0>
 struct TileResults {
     using FetchedByColumn = typename EPILOGUE::FetchedByColumn;

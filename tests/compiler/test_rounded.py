@@ -47,6 +47,16 @@ def _relu(number: Expr) -> Expr:
     return Call("where", (Call("lt", (number, zero), BOOL), zero, number), FLOAT32)
 
 
+def test_a_relu_is_the_greater_of_two_and_keeps_nan() -> None:
+    numbers = np.append(_NUMBERS, np.float32("nan"))
+    relu = _relu(_load(0, len(numbers)))
+    made = shortened(relu)
+    assert [node.fn for node in walk(made) if isinstance(node, Call)] == ["max"]
+    np.testing.assert_array_equal(_values(relu, numbers), _values(made, numbers))
+    other = Call("where", (Call("lt", (_load(0), Const(1, FLOAT32)), BOOL), Const(1, FLOAT32), _load(0)), FLOAT32)
+    assert shortened(other) is other
+
+
 def _code(number: Expr, dtype: DType, low: int, high: int, zero: int) -> Expr:
     made = rounded_code(number, zero, (low, high), dtype)
     assert made is not None
