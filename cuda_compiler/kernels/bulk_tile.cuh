@@ -4,8 +4,10 @@
 constexpr bool SHARED_COLUMNS = TILE_M == 64 && !TURNS;
 constexpr int GROUP_ROWS = TURNS || SHARED_COLUMNS ? TILE_M : TILE_M / 2, GROUP_COLUMNS = SHARED_COLUMNS ? TILE_N / 2 : TILE_N;
 constexpr int THREADS = 384, STEPS_M = GROUP_ROWS / 64, GROUPS = GROUP_COLUMNS / 32;
-constexpr int A_BYTES = TILE_M * 128, B_BYTES = TILE_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
-constexpr int A_COPIED = COPIED_ROWS * 128; // of a matrix of fewer rows than a tile; sums of other rows are stored nowhere
+// Of a matrix of fewer rows than a tile only these are there. Products of other rows, by whatever lies behind, are stored nowhere.
+constexpr int A_COPIED = COPIED_ROWS * 128, A_BYTES = TILE_M == 64 ? A_COPIED : TILE_M * 128;
+constexpr int B_BYTES = TILE_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
+static_assert(TILE_M * 128 <= STAGE_BYTES, "rows that are not there lie in the same stage");
 static_assert(GROUP_COLUMNS % 32 == 0 && GROUP_ROWS % 64 == 0, "whole groups of lines");
 static_assert(SPLITS == 1 || !TURNS, "blocks of a cluster add one tile");
 

@@ -6,9 +6,11 @@
 // Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the tensor
 // cores, are eight neighbours of a row.
 
-// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin.
-constexpr bool LEAN = STEPS_M * GROUP_COLUMNS <= 160;
-constexpr int MOST_THREADS = LEAN ? 512 : THREADS, COPY_REGISTERS = LEAN ? 56 : 24, PRODUCT_REGISTERS = LEAN ? 160 : 240;
+// Where a thread has few results, registers are left to blocks of the launches ahead and behind, beside which this one runs:
+// BESIDE of them.
+constexpr int MOST_THREADS = BESIDE == 2 ? 2 * THREADS + 384 : BESIDE == 1 ? 2 * THREADS : STEPS_M * GROUP_COLUMNS <= 160 ? 512 : THREADS;
+constexpr int COPY_REGISTERS = MOST_THREADS == 512 ? 56 : 24;
+constexpr int PRODUCT_REGISTERS = BESIDE == 2 ? 72 : BESIDE == 1 ? 104 : MOST_THREADS == 512 ? 160 : 240;
 
 // What the copying thread does. With B_CONSTANT nothing before this grid writes what b holds.
 __device__ __forceinline__ void copy_operands(
@@ -54,6 +56,9 @@ extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, 1) 
         publish_barriers();
         prefetch_map(a);
         prefetch_map(b);
+    }
+    if (HURRIES) {
+        hurry_next_grid();
     }
     __syncthreads();
     if (role == 0) {

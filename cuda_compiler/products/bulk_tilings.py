@@ -50,6 +50,8 @@ class BulkTiling(BulkTile):
     """
 
     stages: int = _LEAST_STAGES
+    beside: int = 0
+    hurries: int = 0
 
     @classmethod
     def of(cls, tile: BulkTile, device: DeviceModel) -> BulkTiling:
@@ -62,10 +64,10 @@ class BulkTiling(BulkTile):
         """Of a block: two warpgroups that multiply, and one that copies."""
         return 3 * 128
 
-    @property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self, m: int) -> int:
         """Dynamic shared memory of a block: operands and barriers."""
-        return self.stages * ((self.rows + self.columns) * _LINE_BYTES + _BARRIER_BYTES)
+        rows = self.copied_rows(m) if self.rows == WARPGROUP_ROWS else self.rows
+        return self.stages * ((rows + self.columns) * _LINE_BYTES + _BARRIER_BYTES)
 
     def copied_rows(self, m: int) -> int:
         """Rows of a left matrix of m that are copied for a tile: what lies behind the last ones counts for nothing."""
@@ -94,6 +96,7 @@ class BulkTiling(BulkTile):
             "TURNS": int(self.turns),
             "SPLITS": self.splits,
             "PANEL": _PANEL,
+            "BESIDE": self.beside,
         }
 
 
