@@ -8,7 +8,6 @@ from math import prod
 
 from cuda_compiler.columns import lower_columns, rows_side_by_side
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
@@ -22,7 +21,7 @@ from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate, Prologue
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from npu_compiler.tensor.expr import reductions
 
 __all__ = ["ROW_KERNEL", "SCALED_ROWS", "lower_rows", "vector_prologue"]
@@ -92,13 +91,12 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
         stored, _ = group.beside
         macros["BESIDE_T"] = CUDA.storage[stored.dtype.name]
         inputs["beside"] = Argument(stored.index, writes=True)
-    launch = EarlyLaunch(
+    launch = Launch(
         ROW_KERNEL if group.beside is None else SCALED_ROWS,
         grid=(ceil_div(rows, shape.rows_per_block), 1, 1),
         values={"rows": rows},
         macros=macros,
         inputs=inputs,
-        hurries=True,
     )
     return [KERNELS.launch(launch, fused, lowering)]
 

@@ -1,7 +1,6 @@
 // Reduces along rows, then computes along them. Grid: groups of rows in x. Block: ROW_THREADS for each row.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) rows(OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
-    hurry_next_grid();
     wait_for_previous_grid();
     int row = int(blockIdx.x) * (BLOCK_THREADS / ROW_THREADS) + int(threadIdx.x) / ROW_THREADS;
     if (row < p.rows) {

@@ -3,7 +3,6 @@
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) scaled_rows(
     BESIDE_T* beside, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
-    hurry_next_grid();
     wait_for_previous_grid();
     int row = int(blockIdx.x) * (BLOCK_THREADS / ROW_THREADS) + int(threadIdx.x) / ROW_THREADS;
     if (row < p.rows) {

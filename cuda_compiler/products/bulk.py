@@ -8,7 +8,6 @@ from math import prod
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import TensorMap
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
-from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_tilings
 from cuda_compiler.products.product import are_along_k, fits_tiles
@@ -21,7 +20,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["MATMUL_BULK", "bulk_epilogue", "bulk_options", "lower_bulk", "bulk_values", "rows_argument"]
 __all__ += ["suits_bulk"]
@@ -33,7 +32,7 @@ _TAKEN = 8  # neighbours of a row that a thread has
 MATMUL_BULK = KernelTemplate(
     "matmul_bulk",
     params="int m, n, k, tiles_m, tiles_n",
-    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL BESIDE B_CONSTANT HURRIES",
+    macros="TILE_M TILE_N COPIED_ROWS A_STAGES B_STAGES TURNS SPLITS PANEL BESIDE B_CONSTANT",
     inputs="a b",
     shared_bytes=None,
     files="tensor_cores.cuh warpgroups.cuh copy_engine.cuh bulk_copies.cuh bulk_tile.cuh bulk_store.cuh",
@@ -80,17 +79,16 @@ def lower_bulk(
         multiplied: What tensor cores see in them, see `warpgroup_product`.
     """
     tiles_m, tiles_n = tiling.tiles(found.m, found.n)
-    launch = EarlyLaunch(
+    launch = Launch(
         MATMUL_BULK,
         grid=(tiling.blocks(tiles_m * tiles_n, lowering.device), tiling.splits, 1),
         values=bulk_values(found, tiling),
-        macros={**tiling.macros(found.m), "B_CONSTANT": int(found.b.is_constant), "HURRIES": tiling.hurries},
+        macros={**tiling.macros(found.m), "B_CONSTANT": int(found.b.is_constant)},
         inputs={"a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
         flops=2 * prod(found.shape) * found.a.operand.shape[-1],
         text=warpgroup_product(tiling.group_columns, multiplied),
         block=(tiling.threads, 1, 1),
-        shared_bytes=tiling.shared_bytes(found.m),
-        hurries=bool(tiling.hurries),
+        shared_bytes=tiling.shared_bytes,
     )
     return anchor_launch(launch, fused, lowering)
 

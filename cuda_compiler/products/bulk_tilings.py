@@ -20,6 +20,7 @@ __all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clock
 _LINE_BYTES, _BARRIER_BYTES = 128, 16
 _PANEL = 16  # tiles along m that follow each other before the next ones along n
 _ROWS_TOGETHER = 8  # in shared memory, of the pattern that tensor cores expect
+_CACHED_STAGES = 4  # of a left matrix of few rows
 _LEAST_STAGES = 2  # one is copied while another is multiplied
 
 
@@ -46,28 +47,31 @@ class BulkTiling(BulkTile):
     """How a product [m, k] by [k, n] is cut up.
 
     Attributes:
-        stages: Tiles of both operands in shared memory at a time.
+        a_stages, b_stages: Tiles of each operand in shared memory at a time.
     """
 
-    stages: int = _LEAST_STAGES
+    a_stages: int = _LEAST_STAGES
+    b_stages: int = _LEAST_STAGES
     beside: int = 0
-    hurries: int = 0
 
     @classmethod
     def of(cls, tile: BulkTile, device: DeviceModel) -> BulkTiling:
-        """With as many stages as fit a block's shared memory."""
-        stages = device.shared_bytes // ((tile.rows + tile.columns) * _LINE_BYTES + _BARRIER_BYTES)
-        return cls(tile.rows, tile.columns, tile.turns, tile.splits, stages)
+        """With as many stages as fit a block's shared memory; few of a left matrix that lies in the cache."""
+        rows, columns = (lines * _LINE_BYTES + _BARRIER_BYTES for lines in (tile.rows, tile.columns))
+        both = device.shared_bytes // (rows + columns)
+        left = min(both, _CACHED_STAGES) if tile.rows == WARPGROUP_ROWS else both
+        return cls(tile.rows, tile.columns, tile.turns, tile.splits, left, (device.shared_bytes - left * rows) // columns)
 
     @property
     def threads(self) -> int:
         """Of a block: two warpgroups that multiply, and one that copies."""
         return 3 * 128
 
-    def shared_bytes(self, m: int) -> int:
+    @property
+    def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: operands and barriers."""
-        rows = self.copied_rows(m) if self.rows == WARPGROUP_ROWS else self.rows
-        return self.stages * ((rows + self.columns) * _LINE_BYTES + _BARRIER_BYTES)
+        stages = (self.a_stages, self.rows), (self.b_stages, self.columns)
+        return sum(count * (lines * _LINE_BYTES + _BARRIER_BYTES) for count, lines in stages)
 
     def copied_rows(self, m: int) -> int:
         """Rows of a left matrix of m that are copied for a tile: what lies behind the last ones counts for nothing."""
@@ -92,11 +96,12 @@ class BulkTiling(BulkTile):
             "TILE_M": self.rows,
             "TILE_N": self.columns,
             "COPIED_ROWS": self.copied_rows(m),
-            "STAGES": self.stages,
+            "A_STAGES": self.a_stages,
+            "B_STAGES": self.b_stages,
+            "BESIDE": self.beside,
             "TURNS": int(self.turns),
             "SPLITS": self.splits,
             "PANEL": _PANEL,
-            "BESIDE": self.beside,
         }
 
 
@@ -139,7 +144,7 @@ def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Bul
     for tile in costs.tiles:
         tiling = BulkTiling.of(tile, device)
         suits = (tile.rows == WARPGROUP_ROWS) == (asked.m <= WARPGROUP_ROWS)
-        if suits and tiling.stages >= _LEAST_STAGES and (tile.splits == 1 or tile.splits * 2 <= steps):
+        if suits and tiling.a_stages >= _LEAST_STAGES and (tile.splits == 1 or tile.splits * 2 <= steps):
             clocks = bulk_clocks(tiling, costs, asked, device)
             yield Candidate(BULK, tiling, device.microseconds(clocks), WARPGROUPS)
 
