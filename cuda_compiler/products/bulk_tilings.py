@@ -60,7 +60,9 @@ class BulkTiling(BulkTile):
         rows, columns = (lines * _LINE_BYTES + _BARRIER_BYTES for lines in (tile.rows, tile.columns))
         both = device.shared_bytes // (rows + columns)
         left = min(both, _CACHED_STAGES) if tile.rows == WARPGROUP_ROWS else both
-        return cls(tile.rows, tile.columns, tile.turns, tile.splits, left, (device.shared_bytes - left * rows) // columns)
+        return cls(
+            tile.rows, tile.columns, tile.turns, tile.splits, left, (device.shared_bytes - left * rows) // columns
+        )
 
     @property
     def threads(self) -> int:
