@@ -70,7 +70,7 @@ ATTENTION_PAGED = KernelTemplate(
         "state_head"
     ),
     macros=(
-        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH MORE RESIDENT CLUSTER CLUSTERS ALONE "
+        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH RESIDENT CLUSTER CLUSTERS ALONE "
         f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT stored_t ELEMENT_BYTES SCALE_BYTES "
         f"OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
     ),
@@ -174,7 +174,7 @@ def _launch(
         inputs={**inputs, **caches},
         flops=problem.flops,
         prologues={"queries": _computed(problem, lowering), **pages(problem, lowering)},
-        shared_bytes=(division.warps * division.depth + division.more) * _piece_bytes(problem),
+        shared_bytes=division.warps * division.depth * _piece_bytes(problem),
         extension=cluster_along_x(division.cluster),
         hurries=early,
     )
@@ -198,7 +198,6 @@ class _Division:
     Attributes:
         warps: Of a block of threads.
         depth: Pieces that a warp has on their way.
-        more: Warps that have one more.
         resident: Blocks of a multiprocessor.
         cluster: Blocks of threads that share the positions of a text.
         clusters: Clusters that do so at the most.
@@ -208,7 +207,6 @@ class _Division:
 
     warps: int
     depth: int
-    more: int
     resident: int
     cluster: int
     clusters: int
@@ -250,9 +248,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     most = resident * held[cluster] // (texts * cluster)
     alone, enough = (_ALONE * cluster * warps, cluster * warps) if most > 1 else (_LONG * cluster, _LONG * cluster)
     clusters = min(ceil_div(pieces, enough), _MAX_CLUSTERS, most if most > 1 else _MAX_CLUSTERS)
-    room = (device.core_shared_bytes // resident - _BESIDE_BYTES) // _piece_bytes(problem) - warps * depth
-    more = min(room, warps) if cluster > 1 and depth == 1 else 0
-    return _Division(warps, depth, more, resident, cluster, clusters if pieces > alone else 1, alone, enough)
+    return _Division(warps, depth, resident, cluster, clusters if pieces > alone else 1, alone, enough)
 
 
 def _piece_bytes(problem: Attention) -> int:

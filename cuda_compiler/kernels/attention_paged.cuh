@@ -4,8 +4,7 @@
 //
 // A cluster of blocks of threads, or several where a text is long, computes all rows of the SHARED query heads that read one
 // head of keys. What is open is shared out evenly in neighbouring pieces of 16 positions, which single warps take in turns
-// and wait for nobody: each has DEPTH pieces on their way, and the first MORE warps, which have a turn more where turns do not
-// come out even, one more. What the mask closes is not read. The queries are computed here.
+// and wait for nobody: each has DEPTH pieces on their way. What the mask closes is not read. The queries are computed here.
 // So are FRESH keys and values of each text, which this kernel also writes to their pages: wherever a block has such a page,
 // what was read there is replaced. How a text is divided depends on its own length alone, and so do the bits of its results.
 // A row that is closed everywhere gives zeros. What pages hold, numbers or codes, is a matter of attention_pieces.cuh or of
@@ -112,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     OPERAND_PARAMETERS KEPT stored_t* k, KEPT stored_t* v, SCALE_PARAMETERS const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
     PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp, MORE behind them
+    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
 #if FRESH
@@ -147,11 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     }
     enter_group(k, v, mask, batch, group, p);
     Pools pools(k, v, SCALE_ARGUMENTS group);
-    int depth = DEPTH + (warp < MORE);
-    auto slot = [&](int turn) {
-        int own = turn % depth;
-        return ring + (own < DEPTH ? warp * DEPTH + own : WARPS * DEPTH + warp) * SLOT_BYTES;
-    };
+    auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
     auto copy = [&](int turn) {
         if (share.has(turn)) {
             int position = share.position(turn);
@@ -160,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         commit_copies();
     };
     #pragma unroll 1
-    for (int turn = 0; turn < depth; ++turn) {
+    for (int turn = 0; turn < DEPTH; ++turn) {
         copy(turn);
     }
     Scores added = {};
@@ -189,11 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     load_piece_queries(query, queries);
     for (int turn = 0; share.has(turn); ++turn) {
         Scores score;
-        if (warp < MORE) {
-            wait_for_copies<DEPTH>();
-        } else {
-            wait_for_copies<DEPTH - 1>();
-        }
+        wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
         patch(slot(turn), fresh, fresh_count, new_rows, share.page(turn), share.position(turn), batch, group,
@@ -206,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         }
         add_piece_values(rows, score, slot(turn));
         __syncwarp();
-        copy(turn + depth);
+        copy(turn + DEPTH);
     }
     wait_for_copies<0>();
 #if FRESH
