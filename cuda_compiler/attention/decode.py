@@ -13,7 +13,7 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, row_pitch, size_macros
+from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
@@ -47,6 +47,7 @@ _MAX_TILES = 8192  # that a block lists
 _WARPS = 8
 _CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _PIECE = 16  # positions, as in attention_warp.cuh
+_ROW_GAP = 8  # elements between rows in shared memory
 _CLUSTER = 8
 _PLACE = "_place"  # ends the names of functions that say where a fresh row of a cache goes
 
@@ -287,7 +288,8 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
 
 def _piece_bytes(problem: Attention) -> int:
     """Shared memory for one piece of each warp of a block."""
-    return _WARPS * _PIECE * sum(row_pitch(padded(size) * 2) for size in (problem.size, problem.value_size))
+    widths = padded(problem.size) + padded(problem.value_size)
+    return _WARPS * _PIECE * (widths + 2 * _ROW_GAP) * 2
 
 
 def is_kept(operand: Operand, lowering: Lowering, is_fresh: bool = False) -> bool:

@@ -21,7 +21,7 @@ from cuda_compiler.attention.coded_pages import (
 from cuda_compiler.attention.codes import ROUNDING_MACROS, rounding_macros
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
-from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, row_pitch, size_macros
+from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch, is_settled
@@ -50,6 +50,7 @@ _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight
 _MAX_TILES = 4096  # that a block lists, and the pages that they lie in
 _CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _PIECE = 16  # positions, as in attention_warp.cuh
+_ROW_GAP = 16  # bytes between rows in shared memory
 _PAGE_STEP = 64  # positions that a page has a multiple of
 _MAX_PAGE = 1 << 15  # positions of a page, as places of new keys and values are kept
 _MAX_NEW_CODES = 4  # new rows of a text, whose numbers and codes lie in shared memory
@@ -253,8 +254,8 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
 
 def _piece_bytes(problem: Attention) -> int:
     """Shared memory for one piece of a warp."""
-    rows = sum(row_pitch(padded(size) * _element_bytes(problem)) for size in (problem.size, problem.value_size))
-    return _PIECE * (rows + _scale_bytes(problem))
+    width = padded(problem.size) + padded(problem.value_size)
+    return _PIECE * (width * _element_bytes(problem) + 2 * _ROW_GAP + _scale_bytes(problem))
 
 
 def _element_bytes(problem: Attention) -> int:

@@ -10,7 +10,7 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["SIZE_MACROS", "bindings", "operand_values", "padded", "row_pitch", "size_macros"]
+__all__ = ["SIZE_MACROS", "bindings", "operand_values", "padded", "size_macros"]
 
 
 SIZE_MACROS = "tile_t HEAD_SIZE VALUE_SIZE GROUPS SHARED LENGTH SCALE SINK_STEP? sink_t?"
@@ -19,11 +19,6 @@ SIZE_MACROS = "tile_t HEAD_SIZE VALUE_SIZE GROUPS SHARED LENGTH SCALE SINK_STEP?
 def padded(size: int) -> int:
     """A head's size in whole steps of the tensor cores."""
     return ceil_div(size, 16) * 16
-
-
-def row_pitch(nbytes: int) -> int:
-    """Bytes from row to row of so many in shared memory; as in attention_warp.cuh."""
-    return (nbytes + 31) // 64 * 64 + 32
 
 
 def size_macros(problem: Attention) -> dict[str, object]:

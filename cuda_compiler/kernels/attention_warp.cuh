@@ -3,11 +3,7 @@
 constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
-
-// Bytes from row to row in shared memory. An odd multiple of 32, so that banks differ: copies of rows that begin in the middle of
-// 32 bytes ask the level-2 cache for half as much again.
-constexpr int pitch_of(int bytes) { return (bytes + 31) / 64 * 64 + 32; }
-constexpr int K_PITCH = pitch_of(QK_WIDTH * ELEMENT_BYTES), V_PITCH = pitch_of(V_WIDTH * ELEMENT_BYTES);
+constexpr int K_PITCH = QK_WIDTH * ELEMENT_BYTES + 16, V_PITCH = V_WIDTH * ELEMENT_BYTES + 16; // bytes, so that banks differ
 constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * (V_PITCH + SCALE_BYTES);
 constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
 static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");

@@ -20,7 +20,6 @@ __all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clock
 _LINE_BYTES, _BARRIER_BYTES = 128, 16
 _PANEL = 16  # tiles along m that follow each other before the next ones along n
 _ROWS_TOGETHER = 8  # in shared memory, of the pattern that tensor cores expect
-_CACHED_STAGES = 4  # of a left matrix of few rows
 _LEAST_STAGES = 2  # one is copied while another is multiplied
 
 
@@ -56,13 +55,10 @@ class BulkTiling(BulkTile):
 
     @classmethod
     def of(cls, tile: BulkTile, device: DeviceModel) -> BulkTiling:
-        """With as many stages as fit a block's shared memory; few of a left matrix that lies in the cache."""
+        """With as many stages as fit a block's shared memory."""
         rows, columns = (lines * _LINE_BYTES + _BARRIER_BYTES for lines in (tile.rows, tile.columns))
         both = device.shared_bytes // (rows + columns)
-        left = min(both, _CACHED_STAGES) if tile.rows == WARPGROUP_ROWS else both
-        return cls(
-            tile.rows, tile.columns, tile.turns, tile.splits, left, (device.shared_bytes - left * rows) // columns
-        )
+        return cls(tile.rows, tile.columns, tile.turns, tile.splits, both, both)
 
     @property
     def threads(self) -> int:
