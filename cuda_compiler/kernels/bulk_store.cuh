@@ -56,7 +56,7 @@ __device__ __forceinline__ void take_group(float (&taken)[4][4], const Sums& sum
 
 // Stores what a warp, by its number among those that multiply, has.
 __device__ __forceinline__ void finish(
-    const Sums& sums, const Rings& rings, const Work& work, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    const Sums& sums, const Ring& ring, const Work& work, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     int lane = int(threadIdx.x % 32), col = work.col + group_col(warp / 4) + lane % 4 * 8;
     int row = work.row + group_row(warp / 4) + warp % 4 * 16 + lane / 4;
@@ -84,19 +84,19 @@ __device__ __forceinline__ void finish(
 // Adds the parts that the blocks of a cluster have, always in the same order: each adds and stores some of the groups, of
 // all warps. All threads of the cluster come to two barriers here.
 __device__ __forceinline__ void finish(
-    const Sums& sums, const Rings& rings, const Work& work, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    const Sums& sums, const Ring& ring, const Work& work, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    constexpr int OWN = STEPS_M * GROUPS, ALL = 8 * OWN, TOGETHER = BESIDE ? 1 : 2;
-    static_assert(ALL * 16 * 128 <= RING_BYTES, "results are staged where the operands were");
+    constexpr int OWN = STEPS_M * GROUPS, ALL = 8 * OWN;
+    static_assert(ALL * 16 * 128 <= STAGES * STAGE_BYTES, "results are staged where the operands were");
     int lane = int(threadIdx.x % 32), split = int(blockIdx.y);
     synchronize(1, 256); // both warpgroups have multiplied what was there
     #pragma unroll
     for (int i = 0; i < OWN * 4; ++i) {
         const float (&own)[4] = sums.at[i / 4 / GROUPS][i / 4 % GROUPS * 4 + i % 4];
-        store_shared(rings.a.base + ((warp * OWN * 4 + i) * 32 + lane) * 16, own);
+        store_shared(ring.base + ((warp * OWN * 4 + i) * 32 + lane) * 16, own);
     }
     wait_for_cluster();
-    #pragma unroll TOGETHER
+    #pragma unroll 2
     for (int group = split + SPLITS * warp; group < ALL; group += SPLITS * 8) {
         int owner = group / OWN, inside = group % OWN;
         int row = work.row + group_row(owner / 4) + inside / GROUPS * 64 + owner % 4 * 16 + lane / 4;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void finish(
         for (int block = 0; block < SPLITS; ++block) {
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float4 part = load_from_block(rings.a.base + ((group * 4 + i) * 32 + lane) * 16, block);
+                float4 part = load_from_block(ring.base + ((group * 4 + i) * 32 + lane) * 16, block);
                 sum[i][0] += part.x, sum[i][1] += part.y, sum[i][2] += part.z, sum[i][3] += part.w;
             }
         }
@@ -120,10 +120,10 @@ __device__ __forceinline__ void finish(
 
 // What a multiplying warpgroup does with the tiles of its block.
 __device__ __forceinline__ void multiply_and_store(
-    const Rings& rings, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    const Ring& ring, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     int warp = int(threadIdx.x) / 32 % 4;
-    Turns turns;
+    Turn turn;
     int number = 0;
     if (TURNS && group == 1) {
         pass_turn(group);
@@ -131,12 +131,11 @@ __device__ __forceinline__ void multiply_and_store(
     for (int tile = int(blockIdx.x); tile < p.tiles_m * p.tiles_n; tile += int(gridDim.x), ++number) {
         Work work(tile, p);
         if (TURNS && number % 2 != group) {
-            turns.a.skip(work.count);
-            turns.b.skip(work.count);
+            turn.skip(work.count);
             continue;
         }
         Sums sums;
-        multiply_steps(sums, rings, turns, group, work.count);
-        finish(sums, rings, work, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
+        multiply_steps(sums, ring, turn, group, work.count);
+        finish(sums, ring, work, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
     }
 }

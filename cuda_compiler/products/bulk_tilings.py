@@ -46,19 +46,16 @@ class BulkTiling(BulkTile):
     """How a product [m, k] by [k, n] is cut up.
 
     Attributes:
-        a_stages, b_stages: Tiles of each operand in shared memory at a time.
+        stages: Tiles of both operands in shared memory at a time.
     """
 
-    a_stages: int = _LEAST_STAGES
-    b_stages: int = _LEAST_STAGES
-    beside: int = 0
+    stages: int = _LEAST_STAGES
 
     @classmethod
     def of(cls, tile: BulkTile, device: DeviceModel) -> BulkTiling:
         """With as many stages as fit a block's shared memory."""
-        rows, columns = (lines * _LINE_BYTES + _BARRIER_BYTES for lines in (tile.rows, tile.columns))
-        both = device.shared_bytes // (rows + columns)
-        return cls(tile.rows, tile.columns, tile.turns, tile.splits, both, both)
+        stages = device.shared_bytes // ((tile.rows + tile.columns) * _LINE_BYTES + _BARRIER_BYTES)
+        return cls(tile.rows, tile.columns, tile.turns, tile.splits, stages)
 
     @property
     def threads(self) -> int:
@@ -68,8 +65,7 @@ class BulkTiling(BulkTile):
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: operands and barriers."""
-        stages = (self.a_stages, self.rows), (self.b_stages, self.columns)
-        return sum(count * (lines * _LINE_BYTES + _BARRIER_BYTES) for count, lines in stages)
+        return self.stages * ((self.rows + self.columns) * _LINE_BYTES + _BARRIER_BYTES)
 
     def copied_rows(self, m: int) -> int:
         """Rows of a left matrix of m that are copied for a tile: what lies behind the last ones counts for nothing."""
@@ -94,9 +90,7 @@ class BulkTiling(BulkTile):
             "TILE_M": self.rows,
             "TILE_N": self.columns,
             "COPIED_ROWS": self.copied_rows(m),
-            "A_STAGES": self.a_stages,
-            "B_STAGES": self.b_stages,
-            "BESIDE": self.beside,
+            "STAGES": self.stages,
             "TURNS": int(self.turns),
             "SPLITS": self.splits,
             "PANEL": _PANEL,
@@ -142,7 +136,7 @@ def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Bul
     for tile in costs.tiles:
         tiling = BulkTiling.of(tile, device)
         suits = (tile.rows == WARPGROUP_ROWS) == (asked.m <= WARPGROUP_ROWS)
-        if suits and tiling.a_stages >= _LEAST_STAGES and (tile.splits == 1 or tile.splits * 2 <= steps):
+        if suits and tiling.stages >= _LEAST_STAGES and (tile.splits == 1 or tile.splits * 2 <= steps):
             clocks = bulk_clocks(tiling, costs, asked, device)
             yield Candidate(BULK, tiling, device.microseconds(clocks), WARPGROUPS)
 

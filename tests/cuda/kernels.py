@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 _NUMBER = re.compile(r"\b\d+\b")
-_TILING = re.compile(r"^#define (?:TILE_[MNK]|(?:[AB]_)?STAGES|BLOCKS) .*$", re.MULTILINE)
+_TILING = re.compile(r"^#define (?:TILE_[MNK]|STAGES|BLOCKS) .*$", re.MULTILINE)
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 _TOGETHER = 8  # texts of a unit; more save little
 _compiled: Path | None = None  # a folder with an empty file for each kernel and each name that compiled in this session

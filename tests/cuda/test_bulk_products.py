@@ -85,7 +85,7 @@ def _all_by_bulk(program: CompiledProgram) -> None:
 @each_tiling
 def test_tilings_fit_a_multiprocessor(tiling: BulkTiling) -> None:
     assert tiling.shared_bytes <= MODEL.shared_bytes
-    assert min(tiling.a_stages, tiling.b_stages) >= 4
+    assert tiling.stages >= 4
     assert tiling.columns % 32 == 0
 
 
@@ -157,16 +157,16 @@ def test_equals_torch(tiling: BulkTiling, force: Force, device: Device) -> None:
 @pytest.mark.parametrize(
     ("tiling", "sizes"),
     [
-        (BulkTiling(64, 64, a_stages=2, b_stages=3), (40, 128, 200)),
-        (BulkTiling(128, 32, a_stages=3, b_stages=2), (130, 96, 392)),
-        (BulkTiling(64, 192, a_stages=2, b_stages=4), (17, 320, 328)),
+        (BulkTiling(64, 64, stages=3), (40, 128, 200)),
+        (BulkTiling(128, 32, stages=2), (130, 96, 392)),
+        (BulkTiling(64, 192, stages=4), (17, 320, 328)),
     ],
     ids=str,
 )
 def test_threads_on_the_processor_give_the_product(
     tiling: BulkTiling, sizes: tuple[int, int, int], dtype: torch.dtype, force: Force, tmp_path: Path
 ) -> None:
-    """Rings of unlike lengths, walked around several times by two blocks at most."""
+    """Rings are walked around several times, by two blocks at most."""
     force(tiling)
     m, n, k = sizes
     builder = IRBuilder()
