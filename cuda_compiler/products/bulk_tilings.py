@@ -34,8 +34,8 @@ class BulkTile:
             else they share the rows of one, or the columns of one of 64 rows.
         splits: Parts of k, each for a block of its own, which form a cluster and add what they have. Such blocks
             compute one tile and take no turns.
-        resident: Blocks that a multiprocessor has room for. Where it has two, others are left to the launch behind, which
-            begins there; a launch by itself counts as if there were one.
+        resident: Blocks that a multiprocessor has room for. Where it has two, others are left to the launch behind,
+            which begins there; a launch by itself counts as if there were one.
     """
 
     rows: int
