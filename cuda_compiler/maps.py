@@ -9,7 +9,7 @@ from cuda_compiler.packing import epilogue, pack_size
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import Epilogue, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import Epilogue, pointer_macros
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import elementwise_operands
 from npu_compiler.lowering.operands import Operands
@@ -47,6 +47,5 @@ def map_macros(group: Group, operands: Operands) -> dict[str, object]:
     """What every kernel with an epilogue needs to be told."""
     return {
         "OUT_T": CUDA.storage[group.output.dtype.name],
-        "EPILOGUE_PARAMETERS": pointer_parameters(operands, CUDA),
-        "EPILOGUE_ARGUMENTS": pointer_arguments(operands),
+        **pointer_macros("EPILOGUE", operands, CUDA),
     }

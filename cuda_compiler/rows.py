@@ -14,7 +14,7 @@ from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import Epilogue, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import Epilogue, pointer_macros, pointer_parameters
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, flops_of, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
@@ -126,12 +126,7 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
     text = _compute_row(group, Positions(packed, statements, {}, "c"), row_program(group, packed, CUDA), loads, shape)
     return Prologue(
         (operands,),
-        values=dict(operands.fields),
-        macros={
-            "ROW_THREADS": row_threads,
-            "VECTOR_PARAMETERS": pointer_parameters(operands, CUDA),
-            "VECTOR_ARGUMENTS": pointer_arguments(operands),
-        },
+        macros={"ROW_THREADS": row_threads, **pointer_macros("VECTOR", operands, CUDA)},
         text=text,
         files=(ROW_KERNEL.before,),
         flops=blocks * rows * flops_of([operand.expr], group.shape[-1]),

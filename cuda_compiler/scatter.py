@@ -14,7 +14,7 @@ from cuda_compiler.packing import define_indexed, pack_size, pack_source, packed
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import function, pointer_macros, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.grouping import Group
@@ -199,14 +199,13 @@ def _index(scatter: ScatterRows, lowering: Lowering, by_packs: bool) -> Prologue
     index = scatter.index
     operands = _operands(index, lowering, ("entry",), "g")
     printer = Printer(CUDA, operands.names)
-    pointers = pointer_parameters(operands, CUDA)
-    head = f"__device__ __forceinline__ int row_at(int entry, {pointers}const Params& p)"
+    head = f"__device__ __forceinline__ int row_at(int entry, {pointer_parameters(operands, CUDA)}const Params& p)"
     value = printer.value(_element(index))
     packed = not isinstance(index, Computed) and are_chunks(4, index.strides[0], (index.offset,))
-    macros: dict[str, object] = {"INDEX_PARAMETERS": pointers, "INDEX_ARGUMENTS": pointer_arguments(operands)}
+    macros = pointer_macros("INDEX", operands, CUDA)
     if by_packs:
         macros |= {"INDEX_PACK": 4, "INDEX_POINTER": "ge0"} if packed else {"INDEX_PACK": 1}
-    return Prologue((operands,), dict(operands.fields), macros, function(head, printer.lines, value))
+    return Prologue((operands,), macros=macros, text=function(head, printer.lines, value))
 
 
 def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
@@ -236,9 +235,9 @@ def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
         "    return result;",
         "}",
     ]
-    macros = {"VALUE_T": "float", "VALUES_PARAMETERS": pointers, "VALUES_ARGUMENTS": pointer_arguments(operands)}
+    macros = {"VALUE_T": "float", **pointer_macros("VALUES", operands, CUDA)}
     flops = flops_of([expr], prod(scatter.values.shape))
-    return Prologue((operands,), dict(operands.fields), macros, "\n".join(text), flops=flops)
+    return Prologue((operands,), macros=macros, text="\n".join(text), flops=flops)
 
 
 def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: Lowering) -> int:

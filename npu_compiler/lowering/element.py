@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import function, pointer_macros, pointer_parameters
 from npu_compiler.lowering.dialect import Dialect, Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
@@ -99,14 +99,9 @@ def element_prologue(operand: Operand, lowering: Lowering, dialect: Dialect) -> 
     """
     expr = operand.expr if isinstance(operand, Computed) else Load(operand.ref, operand.dtype)
     made = element_function("element", expr, operand.shape, lowering.tensors, "s", dialect)
-    pointers = pointer_parameters(made.operands, dialect)
     return Prologue(
         (made.operands,),
-        values=dict(made.operands.fields),
-        macros={
-            "SOURCE_PARAMETERS": pointers,
-            "SOURCE_ARGUMENTS": pointer_arguments(made.operands),
-        },
-        text=made.text(pointers, dialect),
+        macros=pointer_macros("SOURCE", made.operands, dialect),
+        text=made.text(pointer_parameters(made.operands, dialect), dialect),
         flops=flops_of([expr], prod(operand.shape)),
     )

@@ -239,8 +239,7 @@ def page_prologues(problem: Attention, lowering: Lowering, dialect: Dialect) -> 
     if not isinstance(k, InPages) or not isinstance(v, InPages):
         return {}
     found = element_function("page_of", k.table, (k.shape[0], k.pages), lowering.tensors, "t", dialect)
-    pointers = pointer_parameters(found.operands, dialect)
     macros: dict[str, object] = {"PAGE": k.page, "K_PAGE": k.stride, "V_PAGE": v.stride}
     macros["PAGE_ARGUMENTS"] = pointer_arguments(found.operands)
-    text = found.text(pointers, dialect)
-    return {"pages": Prologue((found.operands,), dict(found.operands.fields), macros, text)}
+    text = found.text(pointer_parameters(found.operands, dialect), dialect)
+    return {"pages": Prologue((found.operands,), macros=macros, text=text)}

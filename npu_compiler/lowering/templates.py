@@ -101,7 +101,7 @@ class Prologue:
 
     Attributes:
         operands: What it reads.
-        values: Its parameters.
+        values: Its parameters, beside those of the operands.
         macros: What is defined for the kernel's file.
         text: Functions that the kernel calls.
         files: Files that these build on.
@@ -109,11 +109,16 @@ class Prologue:
     """
 
     operands: tuple[Operands, ...]
-    values: Mapping[str, int]
+    values: Mapping[str, int] = field(default_factory=dict)
     macros: Mapping[str, object] = field(default_factory=dict)
     text: str = ""
     files: tuple[str, ...] = ()
     flops: int = 0
+
+    @cached_property
+    def parameters(self) -> Mapping[str, int]:
+        """All its parameters."""
+        return {**self.values, **{name: value for operands in self.operands for name, value in operands.fields}}
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
