@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
-from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
+from cuda_compiler.packing import PackedLoad, pack_positions, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import (
     COLUMNS,
@@ -27,7 +26,7 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.positions import AXES, Positions, unpack
+from npu_compiler.lowering.positions import AXES, Positions
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.expr import leaves, reductions, walk
@@ -69,22 +68,15 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     """A thread takes a pack of neighbouring rows; several share the columns of these where rows are few."""
     operands = _without_single_columns(group, row_operands(group, lowering.tensors, (*AXES[1:], "c")))
     size = 1 if group.index is not None else pack_size(group, operands, operands.sizes[_ROWS], _ROWS)
-    counts = (*operands.sizes[:_ROWS], operands.sizes[_ROWS] // size)
-    packs = prod(counts)
     loads = packed_loads(operands, [group.expr], size, _ROWS)
-    packed = with_packs(operands, loads)
-    program = row_program(group, packed, CUDA, hoisting=False)
+    found = pack_positions("pack", with_packs(operands, loads), operands.sizes[:-1], size)
+    program, packs = row_program(group, found.operands, CUDA, hoisting=False), found.extents["packs"]
     columns = max(phase.extent for phase in program.phases)
     least = ceil_div(_SECTOR_BYTES, size * max((load.dtype.size for load in leaves(group.expr)), default=1))
     lanes, slices = _division(packs, columns, size * state_bytes(program.phases), least, lowering.device)
-    axes = AXES[len(AXES) - len(counts) :]
-    statements = unpack("pack", axes, counts)
-    if size > 1:
-        statements.append(f"    {axes[-1]} *= {size};")
-    found = Positions(packed, tuple(statements), {"packs": packs}, axes[-1])
     fused = Epilogue(group, found, _compute_rows(group, found, program, loads, size), map_macros(group, operands))
     macros = {"LANES": lanes, "SLICES": slices}
-    launch = Launch(COLUMN_KERNEL, (ceil_div(packs, lanes), 1, 1), {"packs": packs}, macros)
+    launch = Launch(COLUMN_KERNEL, (ceil_div(packs, lanes), 1, 1), found.extents, macros)
     return [KERNELS.launch(launch, fused, lowering)]
 
 

@@ -17,7 +17,7 @@ from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.params import ParamStruct, ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 
 __all__ = ["Epilogue", "KernelWriter", "definitions", "function"]
 __all__ += ["pointer_arguments", "pointer_macros", "pointer_parameters"]
@@ -97,8 +97,9 @@ class KernelWriter(ABC):
         return self._call(launch, None, label, nbytes, lowering)
 
     def _call(self, launch: Launch, fused: Epilogue | None, label: str, nbytes: int, lowering: Lowering) -> KernelCall:
-        epilogues, prologues = [] if fused is None else [fused], [*launch.prologues.values()]
-        generated = [*epilogues, *prologues] if self.prologue_last else [*prologues, *epilogues]
+        generated: list[Prologue | Epilogue] = [*launch.prologues.values()]
+        if fused is not None:
+            generated.insert(0 if self.prologue_last else len(generated), fused)
         values = {**launch.values, **{name: value for each in generated for name, value in each.parameters.items()}}
         params = _struct(launch.template, tuple(values))
         stored = launch.outputs.values() if fused is None else fused.arguments

@@ -7,7 +7,7 @@ they are, and multiply once for each result.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.lowering.dialect import Dialect, Printer
@@ -18,7 +18,9 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.schedule import needed_groups
 from npu_compiler.lowering.value import MAX_READS
+from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Call, Const, Expr, Iota, Load, Ref, leaves, reindex, substitute, walk
+from npu_compiler.tensor.rounded import under_casts
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
@@ -80,9 +82,8 @@ def coded_parts(expr: Expr, shape: tuple[int, ...]) -> tuple[DType, Load, Load] 
         expr: Over `shape`, whose last dimension is a row.
         shape: Of what it computes.
     """
-    number, scale = _factored(expr, shape, len(shape) - 1)
-    while isinstance(scale, Call) and scale.fn == "cast" and scale.dtype.is_float:
-        (scale,) = scale.args
+    number, factor = _factored(expr, shape, len(shape) - 1)
+    scale = None if factor is None else under_casts(factor)
     if not isinstance(scale, Load) or not scale.dtype.is_float:
         return None
     kinds = {code: kind for code in leaves(number) if (kind := kind_of_codes(number, code)) is not None}
@@ -175,8 +176,7 @@ def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Grou
         The group, or None where the epilogue cannot say the scale, or would read too many tensors.
     """
     assert isinstance(group.problem, Product)
-    problem = group.problem.with_operand(position, operand)
-    scaled = replace(group, problem=problem)
+    problem, scaled = group.problem, group.loading(position, operand)
     if operand.scale is not None:
         k = len(operand.shape) - 1 - position
         steps = (("slice", (k, 0, 1, 1)), ("expand", problem.shape))
@@ -188,7 +188,7 @@ def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Grou
         products: dict[Expr, Expr] = {
             load: Call("mul", (load, factor), FLOAT32) for load, factor in factors.items() if factor is not None
         }
-        scaled = replace(scaled, expr=substitute(group.expr, products.get))
+        scaled = changed(scaled, expr=substitute(group.expr, products.get))
     return scaled if len(scaled.reads()) <= MAX_READS else None
 
 

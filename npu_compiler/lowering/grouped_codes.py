@@ -20,6 +20,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.tensor.coded import decoded
 from npu_compiler.tensor.evaluate import evaluate
 from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex, walk
+from npu_compiler.tensor.rounded import under_casts
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import Step, View
 
@@ -59,11 +60,11 @@ class _Reader:
 
     def form(self) -> GroupedCodes | None:
         """The operand, if every part of its expression is one of the form's."""
-        expr, biases = self._factor(_rounded(self.computed.expr), "add")
-        expr, scales = self._factor(_rounded(expr), "mul")
+        expr, biases = self._factor(under_casts(self.computed.expr), "add")
+        expr, scales = self._factor(under_casts(expr), "mul")
         if scales is None or not scales.load.dtype.is_float:
             return None
-        expr, zero, zeros = self._zero(_rounded(expr))
+        expr, zero, zeros = self._zero(under_casts(expr))
         codes = self._codes(expr)
         if codes is None:
             return None
@@ -273,13 +274,6 @@ class _Reader:
             strides[dim] = int(places[size]) if size < len(places) else 0
         tensor = self.tensors[part.load.ref.tensor]
         return Operand(tensor, Ref(tensor.index, View(tuple(shape), tuple(strides), view.offset)))
-
-
-def _rounded(expr: Expr) -> Expr:
-    """What an expression is before conversions that only round."""
-    while isinstance(expr, Call) and expr.fn == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
-        expr = expr.args[0]
-    return expr
 
 
 def _bare(expr: Expr) -> Expr:

@@ -63,6 +63,12 @@ class Group:
     added: Added | None = None
     beside: tuple[TracedTensor, Expr] | None = None
 
+    @classmethod
+    def of(cls, problem: Problem) -> Group:
+        """A problem alone, whose results are stored as they are."""
+        result = problem.result
+        return cls(result, problem, result.load, result.shape, result.view, ())
+
     @cached_property
     def pairs(self) -> int:
         """2 where the epilogue combines two neighbouring columns of a product: the problem's result has twice the
@@ -88,6 +94,11 @@ class Group:
             problem.check()
         if problems and self.output.layout.size >= MAX_ELEMENTS:
             raise OpRefusal(f"the result has {self.output.layout.size} elements, more than kernels address (2^31)")
+
+    def loading(self, position: int, operand: Operand) -> Group:
+        """The same group, with another form of an operand of its problem."""
+        assert self.problem is not None
+        return changed(self, problem=self.problem.with_operand(position, operand))
 
     def apart(self) -> tuple[Group, ...]:
         """Groups that store one tensor each: this one, and what it stores beside its own."""
@@ -138,9 +149,7 @@ def takes_pairs(result: TracedTensor, tensors: Sequence[TracedTensor], loads: Lo
     problem = problem_of(result, tensors)
     if not isinstance(problem, Product) or result.shape[-1] % 2:
         return False
-    ref = Ref(result.index, result.view)
-    alone = Group(result, problem, Load(ref, result.dtype), result.shape, result.view, ())
-    return loads(alone, len(problem.operands), Paired(result, ref))
+    return loads(Group.of(problem), len(problem.operands), Paired(result, result.ref))
 
 
 def group(trace: Trace, outputs: Collection[int], in_place: Collection[int], loads: Loads) -> dict[int, list[Group]]:
@@ -190,9 +199,8 @@ class _Grouping:
                 index = self._with_inlined_operands(tensor, source.index, source.shape, MAX_READS - len(value.reads))
                 self.values[tensor.index] = changed(value, index=index.expr, reads=value.reads | index.reads)
             elif isinstance(source, Anchor):
-                itself = Load(Ref(tensor.index, tensor.view), tensor.dtype)
                 reads = frozenset((tensor.index, *(ref.tensor for ref in source.operands)))
-                self.values[tensor.index] = Value(itself, tensor.shape, (tensor.name,), reads, anchor=tensor)
+                self.values[tensor.index] = Value(tensor.load, tensor.shape, (tensor.name,), reads, anchor=tensor)
         return {index: self._as_groups(self.tensors[index], value) for index, value in self.values.items()}
 
     def _rows_beside(self, scatter: Scatter) -> Iterator[int]:

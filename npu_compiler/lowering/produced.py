@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from npu_compiler.lowering.grouping import Group, Loads
 from npu_compiler.lowering.problems.forms import Produced
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.schedule import needed_groups, readers_of
+from npu_compiler.lowering.schedule import Dataflow
 from npu_compiler.records import changed
 
 __all__ = ["with_produced_operands"]
@@ -26,23 +26,16 @@ def with_produced_operands(
         outputs: Tensors that must be stored all the same.
         loads: Whether a group's launches can load an operand of a form.
     """
-    readers = readers_of(groups, outputs)
-    result = dict(groups)
-    for group in needed_groups(groups, outputs):
-        if group.problem is None:
-            continue
-        for position, operand in enumerate(group.problem.operands):
-            index = operand.tensor.index
-            makers = groups.get(index, [])
-            private = readers.get(index) == 1 and group.times_read(index) == 1 and index not in outputs
-            if not private or len(makers) != 1 or not _is_all_of(operand, makers[0]):
+    flow, result = Dataflow(groups, outputs), dict(groups)
+    for group in flow.needed:
+        for position, operand in enumerate(() if group.problem is None else group.problem.operands):
+            made = flow.private_maker(operand.tensor.index, group)
+            if made is None or made.output.index in outputs or not _is_all_of(operand, made):
                 continue
-            form = Produced(operand.tensor, operand.ref, makers[0])
+            form = Produced(operand.tensor, operand.ref, made)
             if loads(group, position, form):
-                nodes = tuple(dict.fromkeys((*makers[0].nodes, *group.nodes)))
-                result[group.output.index] = [
-                    changed(group, problem=group.problem.with_operand(position, form), nodes=nodes)
-                ]
+                nodes = tuple(dict.fromkeys((*made.nodes, *group.nodes)))
+                result[group.output.index] = [changed(group.loading(position, form), nodes=nodes)]
                 break
     return result
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from npu_compiler.dtypes import DType
-from npu_compiler.tensor.expr import Expr, Ref, leaves
+from npu_compiler.tensor.expr import Expr, Load, Ref, leaves
 from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.view import View
 
@@ -120,3 +120,13 @@ class TracedTensor:
     @property
     def view(self) -> View:
         return self.layout.place
+
+    @property
+    def ref(self) -> Ref:
+        """The tensor as it lies."""
+        return Ref(self.index, self.view)
+
+    @property
+    def load(self) -> Load:
+        """Each of its elements."""
+        return Load(self.ref, self.dtype)

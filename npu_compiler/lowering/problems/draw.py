@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Draw"]
 
@@ -35,10 +33,6 @@ class Draw(Problem):
     limits: Operand
     top_k: Operand
     words: Operand
-
-    @classmethod
-    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Draw:
-        return cls(result, *operands)
 
     @property
     def rows(self) -> int:

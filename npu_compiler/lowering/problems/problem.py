@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from npu_compiler.lowering.operands import check_size
 from npu_compiler.lowering.problems.operand import Operand
@@ -37,15 +37,16 @@ class Problem(ABC):
     result: TracedTensor
 
     @classmethod
-    @abstractmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Self:
-        """The problem that an anchor poses.
+        """The problem that an anchor poses: unless a kind says otherwise, operands and parameters go by their names.
 
         Args:
             result: The anchor's tensor.
             anchor: What the op's definition asked for.
             operands: What it reads, in the op's order.
         """
+        given: dict[str, Any] = {**dict(zip(cls.operand_names, operands, strict=False)), **anchor.attrs}
+        return cls(result, **given)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,7 +9,6 @@ from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
 from npu_compiler.tensor.expr import Combination, Expr
-from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Scan"]
 
@@ -33,11 +31,6 @@ class Scan(Problem):
     combination: Combination
     lift: tuple[Expr, ...]
     value: Expr
-
-    @classmethod
-    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Scan:
-        (source,) = operands
-        return cls(result, source, **anchor.attrs)
 
     @property
     def columns(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,7 +9,6 @@ from npu_compiler.dtypes import INT64
 from npu_compiler.integers import power_of_two
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Sort"]
 
@@ -32,11 +30,6 @@ class Sort(Problem):
 
     source: Operand
     descending: bool
-
-    @classmethod
-    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Sort:
-        (source,) = operands
-        return cls(result, source, anchor.attrs["descending"])
 
     @property
     def rows(self) -> int:
