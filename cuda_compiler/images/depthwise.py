@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
 from cuda_compiler.images.image_packing import along_axes
-from cuda_compiler.packing import PACK_SIZES, pack_size
+from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import are_chunks
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["CONV2D_DEPTHWISE", "depthwise_pack", "lower_depthwise"]
@@ -48,21 +44,21 @@ class _Costs:
     busy_threads: int
 
 
-def depthwise_pack(conv: Convolution, group: Group, found: Positions) -> int:
+def depthwise_pack(conv: Convolution, work: DirectedGroup) -> int:
     """Channels of a thread, which read and store them together; 1 where this kernel is none for a convolution."""
     alone = conv.channels == 1 and (conv.groups == 1 or conv.outputs == 1)
     alone &= conv.windows.span(1, 1) <= _MAX_TAPS_X
-    size = pack_size(group, found.operands, conv.shape[1])
+    size = work.pack_size(conv.shape[1])
     if not alone or size not in PACK_SIZES or not are_chunks(size, conv.weight.strides[0], conv.weight.across(0)):
         return 1
     shared = conv.groups == 1 or conv.image.shape[1] == 1
     return size if shared or are_chunks(size, conv.image.strides[1], conv.image.across(1)) else 1
 
 
-def lower_depthwise(conv: Convolution, size: int, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
+def lower_depthwise(conv: Convolution, size: int, work: DirectedGroup) -> KernelCall:
     """One thread a pack of channels of several neighbouring results."""
     batch, channels, out_height, out_width = conv.shape
-    along_y, along_x = _along(conv, size, lowering.device)
+    along_y, along_x = _along(conv, size, work.device)
     groups, packs = batch * ceil_div(out_height, along_y) * ceil_div(out_width, along_x), channels // size
     image_stride, _, y_stride, x_stride = conv.image.strides
     windows, taps = conv.windows, prod(conv.windows.kernel)
@@ -88,12 +84,12 @@ def lower_depthwise(conv: Convolution, size: int, group: Group, found: Positions
     launch = Launch(
         CONV2D_DEPTHWISE,
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
-        values={BACKWARDS: backwards(group, lowering), "groups": groups},
+        values={BACKWARDS: work.backwards, "groups": groups},
         macros=macros,
         inputs={"image": conv.image.argument, "weight": conv.weight.argument},
         flops=conv.flops,
     )
-    return directed_launch(launch, anchor_epilogue(group, found, size), lowering)
+    return directed_launch(launch, work.epilogue(size), work.lowering)
 
 
 def _along(conv: Convolution, size: int, device: DeviceModel) -> tuple[int, int]:

@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import lower_conv2d
-from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.images.pooled_windows import lower_pooled_windows
-from cuda_compiler.packing import PACK_SIZES, pack_size
+from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.artifact.plan import CallOption, KernelCall, Step, choice_of, options_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.forms import Produced
 from npu_compiler.lowering.problems.operand import are_chunks
@@ -86,9 +84,9 @@ def _ways(steps: Sequence[Step]) -> list[CallOption]:
 def _lower_alone(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall:
     """One thread a pack of channels of one or several output pixels."""
     image = pool.image
-    found = epilogue_positions(group, lowering, "sum")
-    size = _pack_size(pool, group, found)
-    along_y, along_x = _along(pool, size, lowering.device)
+    work = DirectedGroup.of(group, lowering)
+    size = _pack_size(pool, work)
+    along_y, along_x = _along(pool, size, work.device)
     batch, channels, out_height, out_width = pool.shape
     groups, packs = batch * ceil_div(out_height, along_y) * ceil_div(out_width, along_x), channels // size
     macros = {
@@ -108,12 +106,12 @@ def _lower_alone(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall:
     launch = Launch(
         POOL2D,
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
-        values={BACKWARDS: backwards(group, lowering), "groups": groups},
+        values={BACKWARDS: work.backwards, "groups": groups},
         macros=macros,
         inputs={"image": image.argument},
         flops=pool.flops,
     )
-    return directed_launch(launch, anchor_epilogue(group, found, size), lowering)
+    return directed_launch(launch, work.epilogue(size), lowering)
 
 
 def _along(pool: Pooling, size: int, device: DeviceModel) -> tuple[int, int]:
@@ -145,8 +143,8 @@ def _geometry(pool: Pooling) -> dict[str, object]:
     }
 
 
-def _pack_size(pool: Pooling, group: Group, found: Positions) -> int:
+def _pack_size(pool: Pooling, work: DirectedGroup) -> int:
     """Channels of a thread: those that the epilogue stores together, where the image can be read that way too."""
-    size = pack_size(group, found.operands, pool.shape[1])
+    size = work.pack_size(pool.shape[1])
     fits = are_chunks(size, pool.image.strides[1], pool.image.across(1))
     return size if size in PACK_SIZES and fits else 1
