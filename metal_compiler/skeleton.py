@@ -18,6 +18,7 @@ class _MetalKernels(KernelWriter):
     """All bindings are numbered: the inputs, the output, what the epilogue reads, what a prologue reads, parameters."""
 
     package = "metal_compiler"
+    dialect = METAL
     prologue_last = True
 
     def source(self, launch: Launch, declaration: str, fused: Epilogue | None = None) -> KernelSource:

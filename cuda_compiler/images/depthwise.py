@@ -7,7 +7,7 @@ from math import prod
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
-from cuda_compiler.images.image_packing import along_axes
+from cuda_compiler.images.image_packing import along_axes, image_macros
 from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
@@ -60,7 +60,6 @@ def lower_depthwise(conv: Convolution, size: int, work: DirectedGroup) -> Kernel
     batch, channels, out_height, out_width = conv.shape
     along_y, along_x = _along(conv, size, work.device)
     groups, packs = batch * ceil_div(out_height, along_y) * ceil_div(out_width, along_x), channels // size
-    image_stride, _, y_stride, x_stride = conv.image.strides
     windows, taps = conv.windows, prod(conv.windows.kernel)
     macros = {
         **along_axes(TAPS=windows.kernel, STEP=windows.stride, PAD=windows.padding, DILATION=windows.dilation),
@@ -71,13 +70,7 @@ def lower_depthwise(conv: Convolution, size: int, work: DirectedGroup) -> Kernel
         "ALONG_X": along_x,
         "UNROLL_Y": windows.span(0, along_y) if taps <= _MAX_UNROLLED else 1,
         "SHARED_CHANNEL": int(conv.image.shape[1] == 1),
-        "HEIGHT": conv.image.shape[2],
-        "WIDTH": conv.image.shape[3],
-        "OUT_HEIGHT": out_height,
-        "OUT_WIDTH": out_width,
-        "IMAGE_STRIDE": image_stride,
-        "Y_STRIDE": y_stride,
-        "X_STRIDE": x_stride,
+        **CONV2D_DEPTHWISE.macros_among(image_macros(conv.image, conv.shape)),
         "W_Y": conv.weight.strides[2],
         "W_X": conv.weight.strides[3],
     }

@@ -10,7 +10,7 @@ from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import lower_conv2d
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
-from cuda_compiler.images.image_packing import along_axes
+from cuda_compiler.images.image_packing import along_axes, image_macros
 from cuda_compiler.images.pooled_windows import lower_pooled_windows
 from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.artifact.plan import CallOption, KernelCall, Step, choice_of, options_of
@@ -126,20 +126,12 @@ def _along(pool: Pooling, size: int, device: DeviceModel) -> tuple[int, int]:
 def _geometry(pool: Pooling) -> dict[str, object]:
     """What the kernel knows of the image and of the sliding window, which an adaptive pooling does not ask for."""
     windows = pool.windows
-    image_stride, channel_stride, y_stride, x_stride = pool.image.strides
     unrolled = not pool.adaptive and windows.span(0, 2) * windows.span(1, 1) <= _MAX_UNROLLED
     return {
         **along_axes(TAPS=windows.kernel, STEP=windows.stride, PAD=windows.padding, DILATION=windows.dilation),
         "UNROLL_Y": _MAX_UNROLLED if unrolled else 1,
         "UNROLL_X": _MAX_UNROLLED if unrolled else 4,
-        "HEIGHT": pool.image.shape[2],
-        "WIDTH": pool.image.shape[3],
-        "OUT_HEIGHT": pool.shape[2],
-        "OUT_WIDTH": pool.shape[3],
-        "IMAGE_STRIDE": image_stride,
-        "CHANNEL_STRIDE": channel_stride,
-        "Y_STRIDE": y_stride,
-        "X_STRIDE": x_stride,
+        **image_macros(pool.image, pool.shape),
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.images.directions import DirectedGroup
-from cuda_compiler.images.image_packing import is_packed_weight, packed_weight
+from cuda_compiler.images.image_packing import image_macros, is_packed_weight, packed_weight
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     RESULT_BYTES,
@@ -133,16 +133,14 @@ def _geometry(conv: Convolution) -> dict[str, object]:
     """What the kernel knows of the image's strides when it is compiled."""
     image = conv.image
     _, channels, _, width = image.shape
+    strides = {name: value for name, value in image_macros(image, conv.shape).items() if name.endswith("_STRIDE")}
     image_stride, channel_stride, y_stride, x_stride = image.strides
     followed = (channels == 1 or channel_stride == 1) and x_stride == channels
     even = all(number % 2 == 0 for number in (width, y_stride, image_stride, image.offset))
     return {
         "CHANNELS": channels,
         "CONTIGUOUS": int(followed and even),
-        "IMAGE_STRIDE": image_stride,
-        "CHANNEL_STRIDE": channel_stride,
-        "Y_STRIDE": y_stride,
-        "X_STRIDE": x_stride,
+        **strides,
         "WEIGHT_TAPS_X": packed_weight(conv.weight.shape)[3],
         "STEP_Y": conv.windows.stride[0],
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from npu_compiler.graph.fusion_patterns import broadcasts, scaled_queries
+from npu_compiler.graph.fusion_patterns import broadcasts, scaled_queries, scores_of, weighted
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.attention import attention_with_sinks
@@ -21,17 +21,14 @@ def attention_beside_sinks(
     *, scaled: str, masked: bool, expanded: bool, shifted: bool, cast: bool,
 ) -> Any:  # fmt: skip
     """``softmax([q @ k.T * scale + mask, sinks])[..., :-1] @ v``, the sinks of heads [H] in each row's last column."""
-    scores = ops.matmul(q, ops.transpose(k))
-    if scaled:
-        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    scores = scores_of(ops, q, k, scale, scaled)
     if masked:
         scores = ops.add(scores, mask)
     column = ops.shared(ops.reshape(sinks))
     logits = ops.longer_rows(scores, ops.shared(ops.expand(column)) if expanded else column)
     if shifted:
         logits = ops.sub(logits, ops.largest(logits))
-    weights = ops.all_but_last(ops.softmax(logits))
-    return ops.matmul(ops.cast(weights) if cast else weights, v)
+    return weighted(ops, ops.all_but_last(ops.softmax(logits)), v, cast)
 
 
 def _one_kernel(site: Sequence[Match], scene: Scene) -> Replacement | str:

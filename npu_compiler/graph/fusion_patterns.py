@@ -18,32 +18,40 @@ from npu_compiler.ops.views import slice_
 from npu_compiler.tensor.layout import BufferSpec, dense
 
 __all__ = ["PairsColumns", "are_paired", "broadcasts", "concatenated", "fuse_attention", "meet_in_pairs"]
-__all__ += ["merge_linears", "merged_linears", "merged_output", "scaled_queries", "share_heads", "slices_of"]
+__all__ += ["merge_linears", "merged_linears", "merged_output", "scaled_queries", "scores_of", "share_heads"]
+__all__ += ["slices_of", "weighted"]
+
+
+def scores_of(ops: Any, q: Any, k: Any, scale: Any, scaled: str) -> Any:
+    """``q @ k.T``, ``multiplied`` or ``divided`` by `scale` where `scaled` says so."""
+    scores = ops.matmul(q, ops.transpose(k))
+    if not scaled:
+        return scores
+    return ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+
+
+def weighted(ops: Any, weights: Any, v: Any, cast: bool) -> Any:
+    """``weights @ v``, in the data type of the values where they are `cast`."""
+    return ops.matmul(ops.cast(weights) if cast else weights, v)
 
 
 def attention(ops: Any, q: Any, k: Any, v: Any, scale: Any, mask: Any, *, scaled: str, masked: bool, cast: bool) -> Any:
     """``softmax(q @ k.T * scale + mask) @ v``, as models spell it out."""
-    scores = ops.matmul(q, ops.transpose(k))
-    if scaled:
-        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    scores = scores_of(ops, q, k, scale, scaled)
     if masked:
         scores = ops.add(scores, mask)
-    weights = ops.softmax(scores)
-    return ops.matmul(ops.cast(weights) if cast else weights, v)
+    return weighted(ops, ops.softmax(scores), v, cast)
 
 
 def attention_with_soft_cap(
     ops: Any, q: Any, k: Any, v: Any, scale: Any, cap: Any, mask: Any, *, scaled: str, masked: bool, cast: bool
 ) -> Any:
     """``softmax(tanh(q @ k.T * scale / cap) * cap + mask) @ v``."""
-    scores = ops.matmul(q, ops.transpose(k))
-    if scaled:
-        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    scores = scores_of(ops, q, k, scale, scaled)
     scores = ops.mul(ops.tanh(ops.div(scores, cap)), cap)
     if masked:
         scores = ops.add(scores, mask)
-    weights = ops.softmax(scores)
-    return ops.matmul(ops.cast(weights) if cast else weights, v)
+    return weighted(ops, ops.softmax(scores), v, cast)
 
 
 def _one_kernel(site: Sequence[Match], scene: Scene) -> Replacement | str:

@@ -12,7 +12,7 @@ from itertools import product
 from math import isfinite, prod, sqrt
 from typing import Any
 
-from npu_compiler.graph.fusion_patterns import broadcasts, scaled_queries
+from npu_compiler.graph.fusion_patterns import broadcasts, scaled_queries, scores_of, weighted
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.attention import scaled_dot_product_attention
@@ -33,16 +33,13 @@ def windowed_attention(
     twice: bool, cast: bool,
 ) -> Any:  # fmt: skip
     """``softmax(unview(view(q @ k.T * scale + bias) + mask + further)) @ v``."""
-    scores = ops.matmul(q, ops.transpose(k))
-    if scaled:
-        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    scores = scores_of(ops, q, k, scale, scaled)
     if biased:
         scores = ops.add(scores, bias)
     scores = ops.add(ops.reshape(scores), mask)
     if twice:
         scores = ops.add(scores, further)
-    weights = ops.softmax(ops.reshape(scores))
-    return ops.matmul(ops.cast(weights) if cast else weights, v)
+    return weighted(ops, ops.softmax(ops.reshape(scores)), v, cast)
 
 
 def _under_the_view(site: Sequence[Match], scene: Scene) -> Replacement | str:

@@ -62,11 +62,13 @@ class KernelWriter(ABC):
 
     Attributes:
         package: The target's package, whose folder ``kernels`` holds the files.
+        dialect: The language that they are written in.
         prologue_last: Whether what a prologue reads is bound behind what the epilogue reads, and so are its parameters;
             else it takes the place of the input that it computes.
     """
 
     package: str
+    dialect: Dialect
     prologue_last: bool = False
 
     def file(self, name: str) -> str:

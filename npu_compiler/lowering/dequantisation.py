@@ -19,7 +19,20 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.schedule import needed_groups
 from npu_compiler.lowering.value import MAX_READS
 from npu_compiler.records import changed
-from npu_compiler.tensor.expr import Call, Const, Expr, Iota, Load, Ref, leaves, reindex, substitute, walk
+from npu_compiler.tensor.expr import (
+    Call,
+    Const,
+    Expr,
+    Iota,
+    Load,
+    Ref,
+    leaves,
+    moves,
+    reindex,
+    substitute,
+    varies,
+    walk,
+)
 from npu_compiler.tensor.rounded import under_casts
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
@@ -42,9 +55,10 @@ def as_codes(computed: Computed, position: int, tensors: Sequence[TracedTensor])
     if computed.is_of_rows:
         return None
     expr, scale = _factored(computed.expr, shape, k)
-    codes = [load for load in leaves(expr) if _moves(load, shape, k)]
+    codes = [load for load in leaves(expr) if moves(load, shape, (k,))]
     rest = [leaf for leaf in walk(expr) if isinstance(leaf, Load | Iota) and leaf not in codes]
-    if len(codes) != 1 or not expr.dtype.is_float or not _are_of_rows(rest, shape, position):
+    others = [dim for dim in range(len(shape)) if dim != len(shape) - 2 + position]
+    if len(codes) != 1 or not expr.dtype.is_float or any(moves(leaf, shape, others) for leaf in rest):
         return None
     (code,) = codes
     ref = code.ref if code.ref.view.shape == shape else code.ref.apply(("expand", shape))
@@ -141,9 +155,9 @@ def _factored(expr: Expr, shape: tuple[int, ...], k: int) -> tuple[Expr, Expr | 
         if expr.fn not in ("mul", "div") or not expr.dtype.is_float:
             break
         left, right = expr.args
-        if expr.fn == "mul" and not _varies(left, shape, k):
+        if expr.fn == "mul" and not varies(left, shape, (k,)):
             left, right = right, left
-        if _varies(right, shape, k) or not _varies(left, shape, k):
+        if varies(right, shape, (k,)) or not varies(left, shape, (k,)):
             break
         if scale is None:
             scale = right if expr.fn == "mul" else Call("div", (Const(1.0, FLOAT32), right), FLOAT32)
@@ -151,22 +165,6 @@ def _factored(expr: Expr, shape: tuple[int, ...], k: int) -> tuple[Expr, Expr | 
             scale = Call(expr.fn, (scale, right), FLOAT32)
         expr = left
     return expr, scale
-
-
-def _varies(expr: Expr, shape: tuple[int, ...], dim: int) -> bool:
-    return any(_moves(leaf, shape, dim) for leaf in walk(expr) if isinstance(leaf, Load | Iota))
-
-
-def _moves(leaf: Load | Iota, shape: tuple[int, ...], dim: int) -> bool:
-    """Whether a leaf reads something else from one position of a dimension to the next."""
-    view = (leaf.ref.view if isinstance(leaf, Load) else leaf.view).expand(shape)
-    return shape[dim] > 1 and view.strides[dim] != 0
-
-
-def _are_of_rows(leaves_: list[Load | Iota], shape: tuple[int, ...], position: int) -> bool:
-    """Whether leaves move along rows or columns alone, not along a batch."""
-    row = len(shape) - 2 + position
-    return not any(_moves(leaf, shape, dim) for leaf in leaves_ for dim in range(len(shape)) if dim != row)
 
 
 def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Group | None:

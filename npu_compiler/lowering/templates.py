@@ -89,6 +89,11 @@ class KernelTemplate:
         """Those of some numbers that are parameters of the kernel: of a problem more is known than each kernel asks."""
         return {name: known[name] for _, name in self.fields if name in known}
 
+    def macros_among(self, known: Mapping[str, object]) -> dict[str, object]:
+        """Those of some macros that the files expect: of what is known each kernel asks a part."""
+        _, declared = self._declared["macro"]
+        return {name: value for name, value in known.items() if name in declared}
+
     @cached_property
     def input_names(self) -> tuple[str, ...]:
         """The inputs, in order."""
