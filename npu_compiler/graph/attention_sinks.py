@@ -65,8 +65,7 @@ SINKS = Rule(
     "attention by one kernel",
     tuple(
         pattern(
-            attention_beside_sinks, ("q", "k", "v", "scale", "mask", "sinks"),
-            scaled=scaled, masked=masked, expanded=expanded, shifted=shifted, cast=cast,
+            attention_beside_sinks, scaled=scaled, masked=masked, expanded=expanded, shifted=shifted, cast=cast
         )
         for scaled, masked, expanded, shifted, cast in product(
             ("multiplied", "divided", ""), (True, False), (True, False), (True, False), (False, True)

@@ -124,12 +124,9 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 ATTENTION = Rule(
     "attention by one kernel",
     tuple(
-        pattern(equation, ("q", "k", "v", "scale", *further, "mask"), scaled=scaled, masked=masked, cast=cast)
-        for (equation, further), scaled, masked, cast in product(
-            ((attention, ()), (attention_with_soft_cap, ("cap",))),
-            ("multiplied", "divided", ""),
-            (True, False),
-            (False, True),
+        pattern(equation, scaled=scaled, masked=masked, cast=cast)
+        for equation, scaled, masked, cast in product(
+            (attention, attention_with_soft_cap), ("multiplied", "divided", ""), (True, False), (False, True)
         )
     ),
     _one_kernel,
@@ -175,9 +172,7 @@ def _is_repeated(few: str, many: str, scene: Scene) -> bool:
     )
 
 
-SHARED_HEADS = Rule(
-    "attention of shared heads", (pattern(repeated_heads, ("q", "k", "v", "mask"), ("mask",)),), _shared_heads
-)
+SHARED_HEADS = Rule("attention of shared heads", (pattern(repeated_heads, ("mask",)),), _shared_heads)
 
 
 def share_heads(graph: IRGraph) -> IRGraph:
@@ -228,7 +223,7 @@ def merged_linears(pairs_columns: PairsColumns | None = None) -> Rule:
         slices = slices_of(members, output, scene.graph.tensors, in_turns)
         return Replacement((linear, *slices), tensors, weights)
 
-    patterns = (pattern(a_linear, ("x", "weight", "bias"), ("bias",)),)
+    patterns = (pattern(a_linear, ("bias",)),)
     return Rule("one product with others of its input", patterns, merged, _shared_input, 2, _foreign_parameter)
 
 

@@ -196,17 +196,14 @@ class _Making:
 WINDOWED = Rule(
     "attention by one kernel",
     tuple(
-        pattern(
-            windowed_attention, ("q", "k", "v", "scale", "bias", "mask", "further"),
-            scaled=scaled, biased=biased, twice=twice, cast=cast,
-        )
+        pattern(windowed_attention, scaled=scaled, biased=biased, twice=twice, cast=cast)
         for twice, biased, scaled, cast in product((True, False), (True, False), _SCALED, (False, True))
     ),
     _under_the_view,
-)  # fmt: skip
+)
 REPEATED_MASKS = Rule(
     "attention with masks that are not repeated",
-    tuple(pattern(repeated_masks, ("q", "k", "v", "bias", "few"), biased=biased) for biased in (True, False)),
+    tuple(pattern(repeated_masks, biased=biased) for biased in (True, False)),
     _with_fewer_masks,
 )
 
@@ -243,10 +240,7 @@ def _scaling_more(site: Sequence[Match], scene: Scene) -> Replacement | str:
 
 SCALED_SCORES = Rule(
     "attention that scales its scores",
-    tuple(
-        pattern(attention_of_multiples, ("q", "k", "v", "mask", "factor"), ("mask",), viewed=viewed)
-        for viewed in (False, True)
-    ),
+    tuple(pattern(attention_of_multiples, ("mask",), viewed=viewed) for viewed in (False, True)),
     _scaling_more,
 )
 
