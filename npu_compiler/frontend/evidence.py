@@ -12,7 +12,7 @@ from npu_compiler.ops.binding import Evidence, TensorArgument
 from npu_compiler.ops.registry import traits_of
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.layout import Layout, dense
-from npu_compiler.tensor.trace import Trace
+from npu_compiler.tensor.symbolic import Trace
 
 __all__ = ["Names", "evidence_of"]
 

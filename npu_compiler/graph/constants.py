@@ -27,8 +27,7 @@ from npu_compiler.ops.registry import definition, spelled, traits_of
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.expr import Expr, Load, has_reduce, leaves, walk
 from npu_compiler.tensor.layout import BufferSpec, Layout, dense
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor
-from npu_compiler.tensor.trace import Trace
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace
 
 __all__ = ["Fold", "constant_nodes", "find_folds", "fold_constants", "read_no_shapes"]
 

@@ -12,8 +12,8 @@ from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.binding import Kind
 from npu_compiler.ops.registry import definition, is_in_place, traits_of
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor, full
-from npu_compiler.tensor.trace import LayoutRule, Trace
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace, full
+from npu_compiler.tensor.trace import LayoutRule
 
 __all__ = ["makers_of_numbers", "results_of", "trace_graph"]
 

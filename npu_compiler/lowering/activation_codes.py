@@ -17,7 +17,8 @@ from npu_compiler.lowering.problems.forms import Computed, Dequantised
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.tensor.expr import Expr, Load, children, has_reduce, leaves, reindex, substitute
-from npu_compiler.tensor.trace import Anchor, Beside, Map, Trace, TracedTensor
+from npu_compiler.tensor.symbolic import Trace
+from npu_compiler.tensor.trace import Anchor, Beside, Map, TracedTensor
 
 __all__ = ["RowScales", "keep_codes", "with_scales_beside"]
 

@@ -24,8 +24,8 @@ from npu_compiler.lowering.value import MAX_READS, Value, is_cheap
 from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.rounded import simplified
-from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor, Map, Scatter, Trace, TracedTensor
+from npu_compiler.tensor.symbolic import OpRefusal, Trace
+from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor
 from npu_compiler.tensor.view import View
 
 __all__ = ["Group", "Loads", "group", "takes_pairs"]

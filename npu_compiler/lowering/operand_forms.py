@@ -24,7 +24,8 @@ from npu_compiler.lowering.schedule import Dataflow
 from npu_compiler.lowering.value import MAX_READS
 from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, reindex
-from npu_compiler.tensor.trace import LayoutRule, Trace, TracedTensor
+from npu_compiler.tensor.symbolic import Trace
+from npu_compiler.tensor.trace import LayoutRule, TracedTensor
 
 __all__ = ["pairs_columns", "with_operand_forms"]
 

@@ -23,8 +23,8 @@ from npu_compiler.lowering.sums import with_added_anchors
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.records import changed
 from npu_compiler.tensor.layout import BufferSpec, Layout, layout_of
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor
-from npu_compiler.tensor.trace import Trace, TracedTensor
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace
+from npu_compiler.tensor.trace import TracedTensor
 
 __all__ = ["plan_graph"]
 

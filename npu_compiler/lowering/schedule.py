@@ -11,7 +11,8 @@ from math import prod
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.value import MAX_READS
 from npu_compiler.tensor.expr import Checked, Load, leaves, walk
-from npu_compiler.tensor.trace import Scatter, Trace, TracedTensor
+from npu_compiler.tensor.symbolic import Trace
+from npu_compiler.tensor.trace import Scatter, TracedTensor
 
 __all__ = ["Dataflow", "InPlace", "find_in_place", "needed_groups", "schedule"]
 

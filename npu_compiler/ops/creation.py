@@ -8,8 +8,7 @@ from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, arange, full, where
-from npu_compiler.tensor.trace import Trace
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, apply, arange, full, where
 
 
 def _kind(name: Any, *numbers: Number) -> DType:

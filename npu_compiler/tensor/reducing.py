@@ -14,8 +14,7 @@ from math import prod
 from npu_compiler.dtypes import BOOL, INT64, DType
 from npu_compiler.tensor.expr import Combination, Const, Reduce, Slot
 from npu_compiler.tensor.shapes import normalize_dim
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, arange, refuse_codes
-from npu_compiler.tensor.trace import Trace
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, arange, refuse_codes
 
 __all__ = ["Reduction", "State", "highest", "lowest", "reduce", "reduction", "scan"]
 

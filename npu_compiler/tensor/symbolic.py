@@ -1,26 +1,36 @@
 """Symbolic tensors: an op's definition, called with them, gives shapes, data types and arithmetic at once.
 
-What has to be in memory they ask of their `trace.Trace`, which collects it.
+What has to be in memory they ask of their `Trace`, which collects it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import gcd, prod
-from typing import TYPE_CHECKING
+from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
 from npu_compiler.tensor.coded import decoded, encoded
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, reindex
-from npu_compiler.tensor.intervals import interval
-from npu_compiler.tensor.layout import dense
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex
+from npu_compiler.tensor.index_check import IndexCheck
+from npu_compiler.tensor.intervals import Interval, interval
+from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.shapes import OpRefusal, broadcast_shapes, normalize_dim
+from npu_compiler.tensor.trace import Anchor, LayoutRule, Map, Scatter, Source, TracedTensor
 from npu_compiler.tensor.view import Step, View
 
-if TYPE_CHECKING:
-    from npu_compiler.tensor.trace import Trace
-
-__all__ = ["Number", "OpRefusal", "Tensor", "apply", "arange", "combined", "full", "refuse_codes", "where"]
+__all__ = [
+    "Number",
+    "OpRefusal",
+    "Tensor",
+    "Trace",
+    "apply",
+    "arange",
+    "combined",
+    "full",
+    "refuse_codes",
+    "where",
+]
 
 Number = float | int | bool
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -258,6 +268,133 @@ class Tensor:
 
     def __ge__(self, other: Tensor | Number) -> Tensor:
         return apply("ge", self, other)
+
+
+class Trace:
+    """Collects what tracing makes.
+
+    Attributes:
+        tensors: In order of computation.
+        checks: The indices that kernels check; `expr.Checked` has a number in this list.
+        bounds: Of tensors of integers that are computed, by their index.
+        node: Name of the node whose definition is called.
+        names: The names that the graph has for the tensors it is called with.
+    """
+
+    def __init__(self, layouts: LayoutRule) -> None:
+        self.layouts = layouts
+        self.tensors: list[TracedTensor] = []
+        self.checks: list[IndexCheck] = []
+        self.bounds: dict[int, Interval] = {}
+        self.node = ""
+        self.names: dict[Tensor, str] = {}
+
+    def add(self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None = None) -> Tensor:
+        """Declares a tensor in memory and gives the symbolic tensor that refers to it."""
+        return self._declare(name, shape, dtype, role, source, self.layouts.layout(shape, role))
+
+    def _declare(
+        self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None, layout: Layout
+    ) -> Tensor:
+        traced = TracedTensor(len(self.tensors), name, shape, dtype.stored, layout, role, source)
+        self.tensors.append(traced)
+        bounds = interval(source.expr, self.bounds) if isinstance(source, Map) and not dtype.is_float else None
+        if bounds is not None:
+            self.bounds[traced.index] = bounds
+        return Tensor(self, shape, dtype, Ref(traced.index, traced.view))
+
+    def check(self, index: Tensor, extent: int, wraps: bool) -> int:
+        """The number of a check of `index`, see `IndexCheck`."""
+        name = self.names.get(index, self.node)
+        self.checks.append(IndexCheck(name, index.shape, self.node, extent, wraps))
+        return len(self.checks) - 1
+
+    def map(self, tensor: Tensor, role: str | None = None, order: tuple[int, ...] = ()) -> Tensor:
+        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise.
+
+        Args:
+            tensor: What to store.
+            role: See `LayoutRule`.
+            order: Where given: the dimensions from outermost to innermost, as they lie on every target.
+        """
+        if order:
+            layout = Layout(tensor.shape, tensor.shape, order)
+            return self._declare(self.node, tensor.shape, tensor.dtype, "plain", Map(tensor.expr), layout)
+        return self.add(self.node, tensor.shape, tensor.dtype, role or self._role(tensor), Map(tensor.expr))
+
+    def anchor(
+        self,
+        kind: str,
+        operands: tuple[Tensor, ...],
+        shape: tuple[int, ...],
+        dtype: DType,
+        role: str = "plain",
+        **attrs: Any,
+    ) -> Tensor:
+        """Adds an anchor whose operands are brought into memory first.
+
+        Args:
+            kind: What it computes: the `kind` of a problem.
+            operands: What it reads.
+            shape, dtype: Of the result.
+            role: That of the result; see `LayoutRule`.
+            attrs: Its parameters, for the problem.
+        """
+        refs = []
+        for operand in operands:
+            refuse_codes(operand)
+            ref = operand.realize().ref
+            assert ref is not None
+            refs.append(ref)
+        source = Anchor(kind, tuple(refs), attrs)
+        if kind == "attention":  # [B, H, S, D] as [B, S, H, D], which the projection after it reads as rows
+            return self._declare(self.node, shape, dtype, "plain", source, Layout(shape, shape, (0, 2, 1, 3)))
+        return self.add(self.node, shape, dtype, role, source)
+
+    def scatter(
+        self, into: Tensor, places: Mapping[int, Tensor], values: Tensor, walks: Sequence[int] | None = None
+    ) -> Tensor:
+        """`into` with `values` at the positions `places`; of several values for one place any one wins.
+
+        Args:
+            into: Any shape.
+            places: By dimension of `into`, counted from the front: where along it each value goes, integers that
+                broadcast to the shape of `values` and are checked, see `Tensor.within`; -1 stands for nowhere.
+            values: Any shape.
+            walks: For each dimension of `values` the dimension of `into` that it walks from 0 on, or -1; when omitted,
+                the one of the same number where `places` has it not.
+        """
+        base = into.realize().ref
+        assert base is not None
+        if not base.view.same_elements(self.tensors[base.tensor].view):
+            base = self.map(into).ref
+            assert base is not None
+        role = self.tensors[base.tensor].role
+        strides = self.layouts.layout(into.shape, role).strides
+        if walks is None:
+            walks = [-1 if dim in places else dim for dim in range(len(into.shape))]
+        view = View(values.shape, tuple(0 if dim < 0 else strides[dim] for dim in walks))
+        index, stride = combined({dim: strides[dim] for dim in places}, places, nowhere=True)
+        source = Scatter(base, values.cast(into.dtype).expr, values.shape, view, index.expr, stride)
+        return self.add(self.node, into.shape, into.dtype, role, source)
+
+    def _role(self, tensor: Tensor) -> str:
+        """An elementwise result is an image where it has the dimensions of one that it is made of, or of parts of one.
+
+        So it is where what it is made of lies as images do, with the channels of a pixel side by side.
+        """
+        rank = len(tensor.shape)
+        for load in leaves(tensor.expr) if rank > 2 else ():
+            source, view = self.tensors[load.ref.tensor], load.ref.view
+            if view.shape != tensor.shape:
+                continue
+            parts = all(step == "slice" for step, _ in load.ref.steps)
+            if source.role == "image" and len(source.shape) == rank and parts:
+                return "image"
+            pixels = [stride for dim, stride in enumerate(view.strides) if dim != 1 and view.shape[dim] > 1]
+            if view.shape[1] > 1 and view.strides[1] == 1 and pixels and min(pixels) >= view.shape[1]:
+                return "image"
+        return "plain"
 
 
 def refuse_codes(tensor: Tensor) -> None:

@@ -24,7 +24,7 @@ from npu_compiler.tensor.expr import (
     reindex,
     substitute,
 )
-from npu_compiler.tensor.trace import Trace
+from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.view import View
 from tests.ops import (
     elementwise_cases,

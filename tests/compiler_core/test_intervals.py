@@ -13,7 +13,7 @@ from npu_compiler.ops.reduction import greatest, least, product, total
 from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, Ref
 from npu_compiler.tensor.intervals import interval, view_bounds
 from npu_compiler.tensor.reducing import Reduction
-from npu_compiler.tensor.trace import Trace
+from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.view import View
 from tests.support.evaluate import evaluate, positions
 from tests.support.ir_builder import IRBuilder

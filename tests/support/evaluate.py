@@ -16,8 +16,8 @@ from npu_compiler.tensor import evaluate as in_registers
 from npu_compiler.tensor.evaluate import IndexFault, positions, read_view
 from npu_compiler.tensor.expr import Expr
 from npu_compiler.tensor.layout import dense
-from npu_compiler.tensor.symbolic import Tensor
-from npu_compiler.tensor.trace import Anchor, Map, Trace
+from npu_compiler.tensor.symbolic import Tensor, Trace
+from npu_compiler.tensor.trace import Anchor, Map
 
 __all__ = ["IndexFault", "apply_definition", "evaluate", "positions", "read_view"]
 
