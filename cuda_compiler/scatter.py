@@ -26,7 +26,7 @@ from npu_compiler.lowering.problems.operand import Operand, are_chunks
 from npu_compiler.lowering.problems.scatter import ScatterRows
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
-from npu_compiler.tensor.expr import Expr, Load
+from npu_compiler.tensor.expr import Load
 from npu_compiler.tensor.view import View
 
 __all__ = ["SCATTER_ROWS", "SCATTER_SORT", "SCATTER_SORTED", "loads_values", "lower_scatter_rows"]
@@ -177,15 +177,11 @@ def loads_values(group: Group, position: int, operand: Operand) -> bool:
     return position == 1 or (position == 0 and group.problem.count <= _FEW)
 
 
-def _element(operand: Operand) -> Expr:
-    return operand.expr if isinstance(operand, Computed) else Load(operand.ref, operand.dtype)
-
-
 def _operands(operand: Operand, lowering: Lowering, positions: Sequence[str], prefix: str) -> Operands:
     """What an element of an operand reads."""
     each = merge_groups([(dim,) for dim in range(len(operand.shape))])
     nowhere = View(operand.shape, (0,) * len(operand.shape))
-    return Operands.resolve([_element(operand)], nowhere, lowering.tensors, positions, each, prefix=prefix)
+    return Operands.resolve([operand.element], nowhere, lowering.tensors, positions, each, prefix=prefix)
 
 
 def _index(scatter: ScatterRows, lowering: Lowering, by_packs: bool) -> Prologue:
@@ -200,7 +196,7 @@ def _index(scatter: ScatterRows, lowering: Lowering, by_packs: bool) -> Prologue
     operands = _operands(index, lowering, ("entry",), "g")
     printer = Printer(CUDA, operands.names)
     head = f"__device__ __forceinline__ int row_at(int entry, {pointer_parameters(operands, CUDA)}const Params& p)"
-    value = printer.value(_element(index))
+    value = printer.value(index.element)
     packed = not isinstance(index, Computed) and are_chunks(4, index.strides[0], (index.offset,))
     macros = pointer_macros("INDEX", operands, CUDA)
     if by_packs:
@@ -211,7 +207,7 @@ def _index(scatter: ScatterRows, lowering: Lowering, by_packs: bool) -> Prologue
 def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
     """The device function ``values_at``, which gives `size` neighbouring columns of a row of values."""
     operands = _operands(scatter.values, lowering, _POSITIONS, "f")
-    expr, kind = _element(scatter.values), f"Pack<float, {size}>"
+    expr, kind = scatter.values.element, f"Pack<float, {size}>"
     packs = {f"x{n}": load for n, load in enumerate(packed_loads(operands, [expr], size, indexed=True, checked=True))}
     places = Printer(CUDA, operands.names, variable="at")
     printer = Printer(CUDA, with_packs(operands, [*packs.values()]).names, "        ")
@@ -249,7 +245,7 @@ def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: L
     side_by_side = sum(walk_of[-1] == 1 for leaf, walk_of in operands.walks.items() if isinstance(leaf, Load))
     while size > 1:
         reads_base = base is None or are_chunks(size, base.strides[2], base.across(2))
-        found_packs = packed_loads(operands, [_element(scatter.values)], size, indexed=True, checked=True)
+        found_packs = packed_loads(operands, [scatter.values.element], size, indexed=True, checked=True)
         if reads_base and len(found_packs) >= side_by_side:
             break
         size //= 2

@@ -221,16 +221,12 @@ def _lower_tiled(
 
 
 def _lower_plain(conv: Convolution, work: DirectedGroup) -> KernelCall:
-    w_output, w_channel, w_y, w_x = conv.weight.strides
     values = {
         **image_values(conv.image, conv.shape),
         "results": prod(conv.shape),
         "outputs": conv.shape[1],
         "group_outputs": conv.outputs,
-        "w_output": w_output,
-        "w_channel": w_channel,
-        "w_y": w_y,
-        "w_x": w_x,
+        **conv.weight.named_strides("w", ("output", "channel", "y", "x")),
     }
     windows = conv.windows
     macros = {

@@ -110,14 +110,13 @@ def _direct(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
     readable = weight.strides[0] == 1 and weight.readable(0) % GROUP == 0
     per_thread = channels_per_thread(image) if readable else 1
     groups, counts = thread_groups(conv.shape, per_thread)
-    output, inputs, y, x = weight.strides
     launch = Launch(
         CONV2D_DIRECT,
         grid=(groups, 1, 1),
         values={
             **counts, "outputs": conv.shape[1], "group_outputs": conv.outputs, "group_inputs": conv.channels,
             **image_values(image, conv.shape), **window_values(conv.windows),
-            "weight_y": y, "weight_x": x, "weight_input": inputs, "weight_output": output,
+            **weight.named_strides("weight", ("output", "input", "y", "x")),
         },
         macros={
             "a_t": METAL.storage[image.dtype.name],

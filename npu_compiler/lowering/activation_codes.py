@@ -94,9 +94,7 @@ def _scales_of(codes: Dequantised, tensors: Sequence[TracedTensor]) -> int | Non
 
 
 def _stored_beside(trace: Trace, codes: TracedTensor, scales: TracedTensor) -> int:
-    ref = trace.add(scales.name, scales.shape, scales.dtype, scales.role, Beside(codes.ref)).ref
-    assert ref is not None
-    return ref.tensor
+    return trace.add(scales.name, scales.shape, scales.dtype, scales.role, Beside(codes.ref)).placed().tensor
 
 
 def _read_stored(trace: Trace, numbers: int, scales: RowScales) -> None:

@@ -59,6 +59,12 @@ class Tensor(Viewable):
         """This tensor in memory: itself where it is, else a new tensor of the trace that holds it."""
         return self if self.ref is not None else self.trace.map(self)
 
+    def placed(self) -> Ref:
+        """Where it lies in memory, when it is there."""
+        ref = self.realize().ref
+        assert ref is not None
+        return ref
+
     def with_expr(self, expr: Expr, dtype: DType | None = None) -> Tensor:
         return Tensor(self.trace, self.shape, dtype or self.dtype, expr)
 
@@ -129,16 +135,15 @@ class Tensor(Viewable):
                 `rest`.
             rest: The shape under which this tensor, of size 1 along these dimensions, is read; as it is when omitted.
         """
-        source = self.realize()
-        assert source.ref is not None
-        strides = source.ref.view.strides
-        rows = source
+        rows = self.realize()
+        ref = rows.placed()
+        strides = ref.view.strides
         for dim in places:
             rows = rows.slice(dim, 0, 1)
         rows = rows if rest is None else rows.reshape(rest)
         sizes = broadcast_shapes(rows.shape, *(place.shape for place in places.values()))
         rows = rows.expand(sizes)
-        if rows.ref is None or rows.ref.tensor != source.ref.tensor:
+        if rows.ref is None or rows.ref.tensor != ref.tensor:
             raise OpRefusal("the rows to gather do not lie at a constant distance")
         index, stride = combined({dim: strides[dim] for dim in places}, places)
         return self._over(sizes, Load(rows.ref, self.dtype.stored, index.expand(sizes).expr, stride))
@@ -262,13 +267,9 @@ class Trace:
             role: That of the result; see `LayoutRule`.
             attrs: Its parameters, for the problem.
         """
-        refs = []
         for operand in operands:
             refuse_codes(operand)
-            ref = operand.realize().ref
-            assert ref is not None
-            refs.append(ref)
-        source = Anchor(kind, tuple(refs), attrs)
+        source = Anchor(kind, tuple(operand.placed() for operand in operands), attrs)
         if kind == "attention":  # [B, H, S, D] as [B, S, H, D], which the projection after it reads as rows
             return self._declare(self.node, shape, dtype, "plain", source, Layout(shape, shape, (0, 2, 1, 3)))
         return self.add(self.node, shape, dtype, role, source)
@@ -286,11 +287,9 @@ class Trace:
             walks: For each dimension of `values` the dimension of `into` that it walks from 0 on, or -1; when omitted,
                 the one of the same number where `places` has it not.
         """
-        base = into.realize().ref
-        assert base is not None
+        base = into.placed()
         if not base.view.same_elements(self.tensors[base.tensor].view):
-            base = self.map(into).ref
-            assert base is not None
+            base = self.map(into).placed()
         role = self.tensors[base.tensor].role
         strides = self.layouts.layout(into.shape, role).strides
         if walks is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.lowering.dialect import Dialect
-from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.operand import Operand, named_strides
 from npu_compiler.lowering.problems.problem import Dims, Problem
 
 __all__ = ["HOW", "ScatterRows"]
@@ -66,5 +66,4 @@ class ScatterRows(Problem):
         """Sizes, and where rows lie, by the names of kernels' parameters."""
         (_, rows, width), along = self.shape, ("outer", "row", "column")
         sizes = {"rows": rows, "width": width, "count": self.count, "index_step": self.index.strides[0]}
-        base = {f"base_{name}": 0 for name in along} if self.base is None else self.base.named_strides("base", along)
-        return {**sizes, **base, **self.values.named_strides("values", along)}
+        return {**sizes, **named_strides(self.base, "base", along), **self.values.named_strides("values", along)}
