@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import inf
 from typing import Any
 
 from npu_compiler.artifact.recipes import IN_TURNS, ONE_AFTER_ANOTHER, WeightRecipe
@@ -17,9 +18,9 @@ from npu_compiler.ops.traits import Work
 from npu_compiler.ops.views import slice_
 from npu_compiler.tensor.layout import BufferSpec, dense
 
-__all__ = ["PairsColumns", "are_paired", "broadcasts", "concatenated", "fuse_attention", "meet_in_pairs"]
-__all__ += ["merge_linears", "merged_linears", "merged_output", "scaled_queries", "scores_of", "share_heads"]
-__all__ += ["slices_of", "weighted"]
+__all__ = ["PairsColumns", "are_paired", "attention_inputs", "broadcasts", "concatenated", "fuse_attention"]
+__all__ += ["meet_in_pairs", "merge_linears", "merged_linears", "merged_output", "scaled_queries", "scores_of"]
+__all__ += ["share_heads", "slices_of", "weighted"]
 
 
 def scores_of(ops: Any, q: Any, k: Any, scale: Any, scaled: str) -> Any:
@@ -56,31 +57,47 @@ def attention_with_soft_cap(
 
 def _one_kernel(site: Sequence[Match], scene: Scene) -> Replacement | str:
     (match,) = site
-    values, form = match.values, match.form
-    mask = values.get("mask")
-    tensors = match.names("q", "k", "v")
-    if tensors is None or (form["masked"] and not isinstance(mask, str)):
-        return ""  # a number in place of a tensor: other arithmetic that looks alike
-    shapes = [scene.shape(name) for name in tensors]
-    given = ", ".join(str(list(shape)) for shape in shapes)
-    if any(len(shape) != 4 for shape in shapes) or len({shape[:2] for shape in shapes}) != 1:
-        return f"queries, keys and values are {given}, expected four dimensions, of which two are the same"
-    if isinstance(mask, str) and not broadcasts(scene.shape(mask), (*shapes[0][:3], shapes[1][2])):
-        return f"the mask {list(scene.shape(mask))} does not broadcast to the scores of {given}"
-    scaled = scaled_queries(match, scene)
-    if isinstance(scaled, str):
-        return scaled
-    inputs = dict(zip(("query", "key", "value"), (scaled.query, *tensors[1:]), strict=True))
-    if isinstance(mask, str):
-        inputs["attn_mask"] = mask
+    found = attention_inputs(match, scene)
+    if isinstance(found, str):
+        return found
+    inputs, scaled = found
     attrs = {"scale": scaled.factor}
-    op, cap = spelled(scaled_dot_product_attention), values.get("cap")
-    if "cap" in values:
+    op, cap = spelled(scaled_dot_product_attention), match.values.get("cap")
+    if "cap" in match.values:
         if isinstance(cap, str) or not float(cap or 0) > 0:
             return f"its cap '{cap}' is no positive number"
         op, attrs["cap"] = spelled(capped_attention), float(cap or 0)
     node = OpNode(match.root.name, op, inputs, attrs, match.root.outputs)
     return Replacement((*scaled.nodes, node), scaled.tensors)
+
+
+def attention_inputs(
+    match: Match, scene: Scene, most_size: float = inf
+) -> tuple[dict[str, str | tuple[str, ...]], ScaledQueries] | str:
+    """What a node of attention takes in place of what is spelled out: queries, keys, values and a mask; or why it
+    cannot, empty where the arithmetic only looks alike.
+
+    Args:
+        match: Of an equation with ``q``, ``k``, ``v``, ``scale`` and, where it is `masked`, ``mask``.
+        scene: Where it was found.
+        most_size: Of a head.
+    """
+    names, mask = match.names("q", "k", "v"), match.values.get("mask")
+    if names is None or (match.form["masked"] and not isinstance(mask, str)):
+        return ""  # a number in place of a tensor
+    shapes = [scene.shape(name) for name in names]
+    given = ", ".join(str(list(shape)) for shape in shapes)
+    if any(len(shape) != 4 for shape in shapes) or len({shape[:2] for shape in shapes}) != 1:
+        return f"queries, keys and values are {given}, expected four dimensions, of which two are the same"
+    if max(shapes[0][3], shapes[2][3]) > most_size:
+        return f"queries, keys and values are {given}, expected heads of at most {most_size}"
+    if isinstance(mask, str) and not broadcasts(scene.shape(mask), (*shapes[0][:3], shapes[1][2])):
+        return f"the mask {list(scene.shape(mask))} does not broadcast to the scores of {given}"
+    scaled = scaled_queries(match, scene)
+    if isinstance(scaled, str):
+        return scaled
+    inputs: dict[str, str | tuple[str, ...]] = {"query": scaled.query, "key": names[1], "value": names[2]}
+    return inputs | ({"attn_mask": mask} if isinstance(mask, str) else {}), scaled
 
 
 @dataclass(frozen=True)

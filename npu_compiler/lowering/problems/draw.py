@@ -7,7 +7,7 @@ from math import prod
 
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.lowering.problems.problem import Problem
 
 __all__ = ["Draw"]
 
@@ -28,6 +28,7 @@ class Draw(Problem):
 
     kind = "draw"
     operand_names = ("logits", "limits", "top_k", "words")
+    dims = (), (), (0,)
 
     logits: Operand
     limits: Operand
@@ -53,10 +54,6 @@ class Draw(Problem):
     def arguments(self) -> dict[str, Argument]:
         """What kernels bind, by their names for it."""
         return {name: operand.argument for name, operand in zip(self.operand_names, self.operands, strict=True)}
-
-    @property
-    def dims(self) -> Dims:
-        return (), (), (0,)
 
     @property
     def flops(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.lowering.problems.problem import Problem
 
 __all__ = ["GroupedProduct"]
 
@@ -23,14 +23,11 @@ class GroupedProduct(Problem):
 
     kind = "grouped_matmul"
     operand_names = ("rows", "matrices", "ends")
+    dims = (), (0,), (1,)
 
     rows: Operand
     matrices: Operand
     ends: Operand
-
-    @property
-    def dims(self) -> Dims:
-        return (), (0,), (1,)
 
     @property
     def groups(self) -> int:

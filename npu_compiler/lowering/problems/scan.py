@@ -7,7 +7,7 @@ from math import prod
 
 from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.tensor.expr import Combination, Expr
 
 __all__ = ["Scan"]
@@ -26,6 +26,7 @@ class Scan(Problem):
 
     kind = "scan"
     operand_names = ("source",)
+    dims = (0,), (1,), (2,)
 
     source: Operand
     combination: Combination
@@ -40,10 +41,6 @@ class Scan(Problem):
     @property
     def length(self) -> int:
         return self.shape[1]
-
-    @property
-    def dims(self) -> Dims:
-        return (0,), (1,), (2,)
 
     @property
     def flops(self) -> int:

@@ -7,7 +7,7 @@ from math import prod
 
 from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.problems.operand import Operand, named_strides
-from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.lowering.problems.problem import Problem
 
 __all__ = ["HOW", "ScatterRows"]
 
@@ -30,6 +30,7 @@ class ScatterRows(Problem):
 
     kind = "scatter_rows"
     operand_names = ("index", "values", "base")
+    dims = (0,), (1,), (2,)
 
     index: Operand
     values: Operand
@@ -37,10 +38,6 @@ class ScatterRows(Problem):
     include_self: bool
     fill: float
     base: Operand | None = None
-
-    @property
-    def dims(self) -> Dims:
-        return (0,), (1,), (2,)
 
     @property
     def count(self) -> int:

@@ -8,7 +8,7 @@ from math import prod
 from npu_compiler.dtypes import INT64
 from npu_compiler.integers import power_of_two
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.lowering.problems.problem import Problem
 
 __all__ = ["Sort"]
 
@@ -27,6 +27,7 @@ class Sort(Problem):
 
     kind = "sort"
     operand_names = ("source",)
+    dims = (0,), (1,), (2,)
 
     source: Operand
     descending: bool
@@ -57,10 +58,6 @@ class Sort(Problem):
     def is_wide(self) -> bool:
         """Whether elements have 64 bits."""
         return self.source.dtype == INT64
-
-    @property
-    def dims(self) -> Dims:
-        return (0,), (1,), (2,)
 
     @property
     def flops(self) -> int:
