@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, pack_positions, pack_size, packed_loads, with_packs
@@ -46,13 +47,6 @@ _SECTOR_BYTES = 64  # read side by side: fewer lanes than that many bytes take w
 _STATIC_BYTES = 48 << 10  # of shared memory that CUDA lets any kernel declare
 _UNROLLED = 8  # loads that a thread has on their way
 _ROWS = -2  # the last of the rows' dimensions, along which they lie side by side
-
-
-@dataclass(frozen=True)
-class _Costs:
-    """How many threads keep a multiprocessor busy."""
-
-    busy_threads: int
 
 
 def rows_side_by_side(group: Group, operands: Operands) -> bool:
@@ -99,7 +93,7 @@ def _division(packs: int, columns: int, nbytes: int, least: int, device: DeviceM
         least: Packs of a block that read whole sectors of memory.
         device: What they run on.
     """
-    busy = device.cores * device.constants("columns", _Costs).busy_threads
+    busy = busy_threads(device, "columns")
     lanes, slices = _MAX_LANES, 1
     while lanes > least and lanes >= 2 * packs:
         lanes //= 2

@@ -57,11 +57,7 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
             **scatter.macros(METAL),
             "CHUNK": _CHUNK,
         },
-        inputs={
-            "index": scatter.index.argument,
-            "values": values.argument,
-            **({} if base is None else {"base": base.argument}),
-        },
+        inputs=scatter.arguments,
         flops=scatter.flops,
     )
     return [single_launch(launch, group, lowering)]

@@ -240,7 +240,7 @@ def _lower_plain(conv: Convolution, work: DirectedGroup) -> KernelCall:
         grid=(ceil_div(prod(conv.shape), _PLAIN_THREADS), 1, 1),
         values=values,
         macros=macros,
-        inputs={"image": conv.image.argument, "weight": conv.weight.argument},
+        inputs=conv.arguments,
         flops=conv.flops,
     )
     return anchor_launch(launch, work.epilogue(1), work.lowering)

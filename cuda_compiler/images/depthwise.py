@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
+from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
 from cuda_compiler.images.image_packing import along_axes, image_macros
@@ -35,13 +35,6 @@ CONV2D_DEPTHWISE = KernelTemplate(
     threads=_THREADS,
     files="pixel_groups.cuh",
 )
-
-
-@dataclass(frozen=True)
-class _Costs:
-    """How many threads keep a multiprocessor busy."""
-
-    busy_threads: int
 
 
 def depthwise_pack(conv: Convolution, work: DirectedGroup) -> int:
@@ -79,7 +72,7 @@ def lower_depthwise(conv: Convolution, size: int, work: DirectedGroup) -> Kernel
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
         values={BACKWARDS: work.backwards, "groups": groups},
         macros=macros,
-        inputs={"image": conv.image.argument, "weight": conv.weight.argument},
+        inputs=conv.arguments,
         flops=conv.flops,
     )
     return directed_launch(launch, work.epilogue(size), work.lowering)
@@ -88,7 +81,7 @@ def lower_depthwise(conv: Convolution, size: int, work: DirectedGroup) -> Kernel
 def _along(conv: Convolution, size: int, device: DeviceModel) -> tuple[int, int]:
     """Results of a thread along y and x: several where windows overlap and there is work for all threads."""
     windows = conv.windows
-    busy = device.constants("pooling", _Costs).busy_threads * device.cores
+    busy = busy_threads(device, "pooling")
     threads = prod(conv.shape) // size
     most = _MAX_LINE * (2 if conv.image.shape[1] == 1 else 1)
     along_x = _ALONG if windows.span(1, _ALONG) <= most and windows.dilation[1] == 1 else 1

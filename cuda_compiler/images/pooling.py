@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import lower_conv2d
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
@@ -43,13 +43,6 @@ POOL2D = KernelTemplate(
 )
 _PAIR_TYPES = {FLOAT16: '"f16x2"', BFLOAT16: '"bf16x2"'}
 _MAX_UNROLLED = 64  # pixels that a thread's unrolled loops read
-
-
-@dataclass(frozen=True)
-class _Costs:
-    """How many threads keep a multiprocessor busy."""
-
-    busy_threads: int
 
 
 @lowering_of(Pooling)
@@ -108,7 +101,7 @@ def _lower_alone(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall:
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
         values={BACKWARDS: work.backwards, "groups": groups},
         macros=macros,
-        inputs={"image": image.argument},
+        inputs=pool.arguments,
         flops=pool.flops,
     )
     return directed_launch(launch, work.epilogue(size), lowering)
@@ -118,8 +111,7 @@ def _along(pool: Pooling, size: int, device: DeviceModel) -> tuple[int, int]:
     """Output pixels of a thread along y and x: two where windows overlap and there is work for all threads."""
     windows = pool.windows
     overlapping = not pool.adaptive and windows.kernel[0] > windows.stride[0]
-    busy = device.constants("pooling", _Costs).busy_threads
-    enough = prod(pool.shape) // size >= 2 * device.cores * busy
+    enough = prod(pool.shape) // size >= 2 * busy_threads(device, "pooling")
     return (2, 1) if overlapping and enough and windows.span(0, 2) * windows.span(1, 1) <= _MAX_UNROLLED else (1, 1)
 
 

@@ -146,7 +146,7 @@ def window_launch(
         grid=(min(tiles.count, blocks), ceil_div(conv.shape[1], OUTPUTS), 1),
         values={BACKWARDS: work.backwards, "tiles": tiles.count},
         macros={**_geometry(conv), **common, **macros},
-        inputs={"image": conv.image.argument, "weight": conv.weight.argument},
+        inputs=conv.arguments,
         flops=conv.flops,
         text="\n".join(generated),
     )

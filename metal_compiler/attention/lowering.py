@@ -130,7 +130,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         grid=_grid(division),
         values=_values(division),
         macros={**_macros(division), "PARTIAL": 0},
-        inputs=_inputs(problem),
+        inputs={**problem.arguments, **code_inputs(problem)},
         flops=problem.flops,
         text=code_text(problem),
         prologues=page_prologues(problem, lowering, METAL),
@@ -184,12 +184,6 @@ def _parts(length: int, threadgroups: int, device: DeviceModel) -> int:
     return max(1, min(length // costs.least_part, device.cores * costs.busy_groups // threadgroups))
 
 
-def _inputs(problem: Attention) -> dict[str, Argument]:
-    operands = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": problem.mask, "sinks": problem.sinks}
-    given = {name: operand.argument for name, operand in operands.items() if operand is not None}
-    return {**given, **code_inputs(problem)}
-
-
 def _macros(division: _Division) -> dict[str, object]:
     problem, tile = division.problem, division.tile
     macros: dict[str, object] = {
@@ -230,19 +224,16 @@ def _sink_macros(sinks: Operand) -> dict[str, object]:
 
 def _values(division: _Division) -> dict[str, int]:
     problem = division.problem
-    mask = {"mask_batch": 0, "mask_head": 0, "mask_row": 0}
-    if problem.mask is not None:
-        mask = {name: stride for name, stride in problem.strides("mask").items() if name in mask}
-    return {
+    known = {
         "rows": problem.rows,
         "length": problem.length,
         "heads": problem.shared,
         "groups": problem.groups,
         "part": division.part,
         "all_rows": division.all_rows,
-        **problem.strides("q", "k", "v"),
-        **mask,
+        **problem.strides("q", "k", "v", "mask"),
     }
+    return ATTENTION.values_among(known)
 
 
 def _grid(division: _Division) -> tuple[int, int, int]:
@@ -262,7 +253,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[
         grid=grid,
         values=_values(division),
         macros={**_macros(division), "PARTIAL": 1},
-        inputs=_inputs(problem),
+        inputs={**problem.arguments, **code_inputs(problem)},
         outputs={"out": Argument(scratch, writes=True), "part_rows": Argument(scratch, rows, writes=True)},
         flops=problem.flops,
         text=code_text(problem),

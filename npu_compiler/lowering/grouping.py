@@ -25,7 +25,7 @@ from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.rounded import simplified
 from npu_compiler.tensor.symbolic import OpRefusal, Trace
-from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor
+from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor, users_of
 from npu_compiler.tensor.view import View
 
 __all__ = ["Group", "Loads", "group", "takes_pairs"]
@@ -172,14 +172,12 @@ class _Grouping:
     def __init__(self, trace: Trace, outputs: set[int], in_place: Collection[int], loads: Loads) -> None:
         self.tensors, self.in_place, self.loads = trace.tensors, in_place, loads
         self.values: dict[int, Value] = {}
-        self.users: dict[int, set[int]] = {}
         self.computed_in: dict[int, int] = {}  # tensor -> the one tensor whose kernel computes it, instead of its own
         self.stored = outputs  # tensors that must be in memory
         self.needed = _needed(self.tensors, outputs)
+        self.users = users_of(self.needed)
         self.problems: dict[int, Problem] = {}  # by the index of their result
         for tensor in self.needed:
-            for ref in tensor.operands():
-                self.users.setdefault(ref.tensor, set()).add(tensor.index)
             if isinstance(tensor.source, Anchor):
                 self.stored.update(ref.tensor for ref in tensor.source.operands)
                 if not takes_epilogue(tensor.source.kind):

@@ -12,7 +12,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.value import MAX_READS
 from npu_compiler.tensor.expr import Checked, Load, leaves, walk
 from npu_compiler.tensor.symbolic import Trace
-from npu_compiler.tensor.trace import Scatter, TracedTensor
+from npu_compiler.tensor.trace import Scatter, TracedTensor, users_of
 
 __all__ = ["Dataflow", "InPlace", "find_in_place", "needed_groups", "schedule"]
 
@@ -46,10 +46,7 @@ def find_in_place(trace: Trace, inputs: Collection[int], weights: Collection[int
         trace: The trace.
         inputs, weights, outputs: Indices of these tensors in it.
     """
-    readers: dict[int, set[int]] = {}
-    for tensor in trace.tensors:
-        for ref in tensor.operands():
-            readers.setdefault(ref.tensor, set()).add(tensor.index)
+    readers = users_of(trace.tensors)
     aliases: dict[int, int] = {}
     state: dict[int, int] = {}
     notes = []

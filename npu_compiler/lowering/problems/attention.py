@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npu_compiler.dtypes import DType
-from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.operand import Operand, named_strides
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import MAX_HEAD_SIZE, Anchor, TracedTensor
@@ -69,14 +69,15 @@ class Attention(Problem):
             raise OpRefusal(f"given {self.batch} * {self.groups} heads of keys, expected at most {_MAX_HEADS}")
 
     def strides(self, *names: str) -> dict[str, int]:
-        """Strides of operands along batch, heads, rows and a head, by the names of a kernel's parameters.
+        """Strides of operands along batch, heads, rows and a head, by the names of a kernel's parameters; zeros for one
+        that is absent.
 
         Args:
             names: Of operands, in order: ``q``, ``k``, ``v`` or ``mask``.
         """
         found: dict[str, int] = {}
         for name in names:
-            found |= getattr(self, name).named_strides(name, _DIMENSIONS)
+            found |= named_strides(getattr(self, name), name, _DIMENSIONS)
         return found
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
 
@@ -49,11 +48,6 @@ class Draw(Problem):
             "top_k_row": self.top_k.strides[0],
             **self.words.named_strides("words", ("row", "column")),
         }
-
-    @property
-    def arguments(self) -> dict[str, Argument]:
-        """What kernels bind, by their names for it."""
-        return {name: operand.argument for name, operand in zip(self.operand_names, self.operands, strict=True)}
 
     @property
     def flops(self) -> int:

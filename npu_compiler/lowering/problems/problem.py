@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.operands import check_size
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.records import changed
@@ -62,6 +63,11 @@ class Problem(ABC):
     def _given(self) -> list[str]:
         """Names of the operands that there are."""
         return [name for name in self.operand_names if getattr(self, name) is not None]
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """The operands in memory as kernels bind them that know them by the same names."""
+        return {name: operand.argument for name, operand in zip(self._given, self.operands, strict=True)}
 
     def with_operand(self, position: int, operand: Operand) -> Self:
         """The same problem with one of its operands in another form."""
