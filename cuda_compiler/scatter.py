@@ -214,10 +214,9 @@ def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
     define_indexed(printer, packs)
     value = printer.value(expr)
     heads = [f"    Pack<{load.storage}, {size}> {x} = {pack_source(load, places)};" for x, load in packs.items()]
-    pointers = pointer_parameters(operands, CUDA)
-    text = [
-        f"__device__ __forceinline__ {kind} values_at(int outer, int entry, int column, {pointers}const Params& p)",
-        "{",
+    positions = "int outer, int entry, int column, "
+    head = f"{CUDA.inline} {kind} values_at({positions}{pointer_parameters(operands, CUDA)}const Params& p)"
+    body = [
         *places.lines,
         *heads,
         f"    {kind} result;",
@@ -228,12 +227,10 @@ def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
         *printer.lines,
         f"        result[u] = {value};",
         "    }",
-        "    return result;",
-        "}",
     ]
     macros = {"VALUE_T": "float", **pointer_macros("VALUES", operands, CUDA)}
     flops = flops_of([expr], prod(scatter.values.shape))
-    return Prologue((operands,), macros=macros, text="\n".join(text), flops=flops)
+    return Prologue((operands,), macros=macros, text=function(head, body, "result"), flops=flops)
 
 
 def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: Lowering) -> int:
