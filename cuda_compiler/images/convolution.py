@@ -13,6 +13,7 @@ from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_l
 from cuda_compiler.images.image_packing import (
     CHUNK,
     CHUNK_BYTES,
+    TAP_MACROS,
     along_axes,
     is_packed_image,
     is_packed_weight,
@@ -58,7 +59,7 @@ CONV2D_PLAIN = KernelTemplate(
         "int height, width, out_height, out_width, image_stride, y_stride, x_stride, channel_stride, results, "
         "outputs, group_outputs, w_output, w_channel, w_y, w_x"
     ),
-    macros="a_t b_t TAPS_Y TAPS_X STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X CHANNELS",
+    macros=f"a_t b_t {TAP_MACROS} CHANNELS",
     inputs="image weight",
     threads=_PLAIN_THREADS,
 )

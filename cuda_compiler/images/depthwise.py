@@ -7,7 +7,7 @@ from math import prod
 from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
-from cuda_compiler.images.image_packing import along_axes, image_macros
+from cuda_compiler.images.image_packing import SIZE_MACROS, TAP_MACROS, along_axes, image_macros
 from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
@@ -28,8 +28,8 @@ CONV2D_DEPTHWISE = KernelTemplate(
     "conv2d_depthwise",
     params=f"int {BACKWARDS}, groups",
     macros=(
-        "a_t b_t PACKS ALONG_Y ALONG_X UNROLL_Y SHARED_CHANNEL TAPS_Y TAPS_X STEP_Y STEP_X PAD_Y PAD_X DILATION_Y "
-        "DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE Y_STRIDE X_STRIDE W_Y W_X"
+        f"a_t b_t PACKS ALONG_Y ALONG_X UNROLL_Y SHARED_CHANNEL {TAP_MACROS} {SIZE_MACROS} IMAGE_STRIDE Y_STRIDE "
+        "X_STRIDE W_Y W_X"
     ),
     inputs="image weight",
     threads=_THREADS,

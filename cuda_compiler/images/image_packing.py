@@ -22,6 +22,8 @@ __all__ = [
     "CHUNK",
     "CHUNK_BYTES",
     "PACK_CHANNELS",
+    "SIZE_MACROS",
+    "TAP_MACROS",
     "along_axes",
     "filter_layout",
     "image_macros",
@@ -44,6 +46,12 @@ PACK_CHANNELS = KernelTemplate(
     outputs="out",
     threads=_PACK_THREADS,
 )
+
+
+TAP_MACROS = "TAPS_Y TAPS_X STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X"
+"""What kernels are told of sliding windows, by `along_axes`."""
+SIZE_MACROS = "HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH"
+"""What `image_macros` defines beside strides."""
 
 
 def along_axes(**pairs: tuple[int, int]) -> dict[str, int]:

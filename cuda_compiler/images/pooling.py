@@ -10,7 +10,7 @@ from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import lower_conv2d
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
-from cuda_compiler.images.image_packing import along_axes, image_macros
+from cuda_compiler.images.image_packing import SIZE_MACROS, TAP_MACROS, along_axes, image_macros
 from cuda_compiler.images.pooled_windows import lower_pooled_windows
 from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.artifact.plan import CallOption, KernelCall, Step, choice_of, options_of
@@ -33,9 +33,8 @@ POOL2D = KernelTemplate(
     "pool2d",
     params=f"int {BACKWARDS}, groups",
     macros=(
-        "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? CODES_FROM? TAPS_Y TAPS_X "
-        "STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE "
-        "CHANNEL_STRIDE Y_STRIDE X_STRIDE"
+        "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? CODES_FROM? "
+        f"{TAP_MACROS} {SIZE_MACROS} IMAGE_STRIDE CHANNEL_STRIDE Y_STRIDE X_STRIDE"
     ),
     inputs="image",
     threads=_THREADS,

@@ -8,7 +8,7 @@ RMSNorm, softmax or add+ReLU are what these rules give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -99,6 +99,10 @@ class Group:
         """The same group, with another form of an operand of its problem."""
         assert self.problem is not None
         return changed(self, problem=self.problem.with_operand(position, operand))
+
+    def after(self, nodes: Iterable[str]) -> Group:
+        """The same group, which covers further nodes ahead of its own."""
+        return changed(self, nodes=tuple(dict.fromkeys((*nodes, *self.nodes))))
 
     def apart(self) -> tuple[Group, ...]:
         """Groups that store one tensor each: this one, and what it stores beside its own."""

@@ -22,7 +22,6 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_alignment import realign_rows
 from npu_compiler.lowering.schedule import Dataflow
 from npu_compiler.lowering.value import MAX_READS
-from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, reindex
 from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.trace import LayoutRule, TracedTensor
@@ -84,7 +83,7 @@ def with_operand_forms(
             for index in taken:
                 del result[index]
         if nodes:
-            result[group.output.index] = [changed(current, nodes=tuple(dict.fromkeys((*nodes, *group.nodes))))]
+            result[group.output.index] = [current.after(nodes)]
     return result
 
 

@@ -11,7 +11,6 @@ from npu_compiler.lowering.grouping import Group, Loads
 from npu_compiler.lowering.problems.forms import Produced
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.schedule import Dataflow
-from npu_compiler.records import changed
 
 __all__ = ["with_produced_operands"]
 
@@ -34,8 +33,7 @@ def with_produced_operands(
                 continue
             form = Produced(operand.tensor, operand.ref, made)
             if loads(group, position, form):
-                nodes = tuple(dict.fromkeys((*made.nodes, *group.nodes)))
-                result[group.output.index] = [changed(group.loading(position, form), nodes=nodes)]
+                result[group.output.index] = [group.loading(position, form).after(made.nodes)]
                 break
     return result
 
@@ -44,5 +42,5 @@ def _is_all_of(operand: Operand, made: Group) -> bool:
     """Whether an operand is what a problem gives, element by element, and that reads nothing but memory."""
     if made.problem is None or made.added is not None or made.index is not None or made.beside is not None:
         return False
-    stored = all(type(each) is Operand for each in made.problem.operands)
-    return type(operand) is Operand and stored and made.pairs == 1 and operand.view.same_elements(made.view)
+    whole = type(operand) is Operand and made.pairs == 1 and operand.view.same_elements(made.view)
+    return whole and made.problem.is_stored

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 
 from npu_compiler.lowering.grouping import Group, Loads
-from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added
 from npu_compiler.lowering.schedule import Dataflow
 from npu_compiler.records import changed
@@ -46,15 +45,13 @@ def _with_added(group: Group, anchor: TracedTensor, flow: Dataflow, loads: Loads
             continue
         expr, operand = _sum_of_both(group, made, load), Added(made.output, load.ref, made.problem)
         if expr is not None and loads(group, len(group.problem.operands), operand):
-            nodes = tuple(dict.fromkeys((*made.nodes, *group.nodes)))
-            return changed(group, expr=expr, nodes=nodes, added=operand)
+            return changed(group, expr=expr, added=operand).after(made.nodes)
     return group
 
 
 def _fits(group: Group, other: Group, load: Load) -> bool:
     """Whether `group` reads the result of `other` at its own positions, and both have no pairs and stored operands."""
-    problems = [part.problem for part in (group, other) if part.problem is not None]
-    stored = all(type(operand) is Operand for problem in problems for operand in problem.operands)
+    stored = all(part.problem is not None and part.problem.is_stored for part in (group, other))
     plain = stored and group.pairs == other.pairs == 1 and other.index is None
     same = other.shape == group.shape and load.ref.view.same_elements(other.view) and load.index is None
     return plain and same and other.added is None

@@ -80,6 +80,11 @@ class Problem(ABC):
             problem = problem.with_operand(position, operand.in_memory)
         return problem
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether all operands are read from memory, as they lie there."""
+        return all(type(operand) is Operand for operand in self.operands)
+
     def reads(self) -> tuple[int, ...]:
         """Indices of the tensors that its operands are read from, or made of."""
         return tuple(index for operand in self.operands for index in operand.reads())
