@@ -13,7 +13,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import define_indexed, pack_size, pack_source, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
-from npu_compiler.integers import ceil_div
+from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering.anchors import function, pointer_macros, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.dialect import Printer
@@ -89,7 +89,7 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
     size = _pack_size(scatter, group, found, lowering)
     outer, rows, width = scatter.shape
     packs = ceil_div(width, size)
-    lanes = min(_THREADS, 1 << (packs - 1).bit_length())
+    lanes = min(_THREADS, power_of_two(packs))
     slab = _slab(scatter, _THREADS // lanes)
     each = 1 if slab else _each(scatter, size, lanes, lowering.device)
     row_blocks, column_blocks = ceil_div(rows, _THREADS // lanes * each), ceil_div(packs, lanes)

@@ -24,8 +24,7 @@ from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
 from cuda_compiler.short_codes import operations_on_codes
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
-from cuda_compiler.tiles.templates import TILE_MACROS
-from cuda_compiler.tiles.tiling import Asked, Tiling, with_codes
+from cuda_compiler.tiles.tiling import TILE_MACROS, Asked, Tiling, with_codes
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
+from npu_compiler.integers import power_of_two
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, traffic_of
@@ -102,7 +103,7 @@ def form_macros(problem: Recurrence) -> dict[str, object]:
 
 def rows(problem: Recurrence) -> int:
     """Rows of the batch that a group of lanes computes together."""
-    return min(_MOST_ROWS, 1 << (max(1, problem.batch) - 1).bit_length())
+    return min(_MOST_ROWS, power_of_two(problem.batch))
 
 
 def macros(problem: Recurrence) -> dict[str, object]:
