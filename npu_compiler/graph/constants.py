@@ -211,7 +211,8 @@ class _Scene:
         if nbytes > sources and _widens(plain.expr) and not self._is_filter(name):
             return False
         simple = not has_reduce(plain.expr) and all(load.index is None for load in leaves(plain.expr))
-        return not simple or made.has_wide_numbers or self._meets_anchor(name)
+        small = nbytes <= min(sources, CARRIED_BYTES)  # a variance may be too large for the device, its root is not
+        return small or not simple or made.has_wide_numbers or self._meets_anchor(name)
 
     def _is_filter(self, name: str) -> bool:
         """Whether a convolution reads a tensor as its filter: codes would become numbers anew in each run."""
@@ -302,11 +303,9 @@ class _Making:
         """How the tensor is made when weights are loaded; None where expressions cannot say it."""
         trace, env = self._traced(in_memory=True)
         made, spec = env[name], self._graph.tensors[name]
-        ref = made.ref
-        assert ref is not None
+        ref = made.placed()
         if not ref.view.same_elements(trace.tensors[ref.tensor].view) or trace.tensors[ref.tensor].source is None:
-            ref = trace.map(made).ref
-            assert ref is not None
+            ref = trace.map(made).placed()
         needed = needed_for(trace.tensors, ref.tensor)
         sources = [index for index in needed if trace.tensors[index].source is None]
         stages: list[Stage] = []
