@@ -85,6 +85,7 @@ def _all_by_bulk(program: CompiledProgram) -> None:
 @each_tiling
 def test_tilings_fit_a_multiprocessor(tiling: BulkTiling) -> None:
     assert tiling.shared_bytes <= MODEL.shared_bytes
+    assert tiling.resident * (tiling.shared_bytes + 1024) <= MODEL.core_shared_bytes
     assert tiling.stages >= 4
     assert tiling.columns % 32 == 0
 
