@@ -2,10 +2,12 @@
 // The copy engine brings codes and vectors as they lie, a span of k at a time, STAGES of them on their way, codes of the first
 // ones before the grid ahead of this one has finished; warps beside it bring what belongs to groups of codes. Warpgroups make
 // numbers of 64 rows of the matrix each, in the registers that tensor cores take them from, beside the products of the numbers
-// before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks share the spans. Grid: clusters
-// with tiles in turns in x, VECTORS by TILE_N results each.
-constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
-constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
+// before: of every eight codes of a row a lane reads the pair that is its own. TEAMS of warpgroups take spans in turns, so that
+// one multiplies while another waits; CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x, VECTORS by
+// TILE_N results each.
+constexpr int PRODUCERS = 128, BRINGERS = 96, TEAM = TILE_N * 2, THREADS = PRODUCERS + TEAMS * TEAM;
+constexpr int SHARERS = TEAMS * 128; // threads that put the same 64 rows of a tile together
+constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + SHARERS - 1) / SHARERS; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
 constexpr int PIECES = SPAN / PIECE, ROWS_EACH = (TILE_N + BRINGERS - 1) / BRINGERS;
@@ -14,16 +16,21 @@ constexpr bool BELONGINGS = !ONE_GROUP || ZEROS || BIASES;
 constexpr int BIASES_AT = ONE_GROUP ? 0 : PIECES * TILE_N * sizeof(scale_t);
 constexpr int ZEROS_AT = BIASES_AT + (BIASES ? PIECES * TILE_N * sizeof(bias_t) : 0);
 constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
-constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
-constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
+constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, RING_BYTES = BELONGINGS_AT + STAGES * BELONGING_BYTES;
+constexpr int PARTS_AT = CLUSTER > 1 ? 0 : RING_BYTES; // a cluster has one tile, whose stages are free when sums are made
+constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SUMS_END = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
+constexpr int SCALES_AT = SUMS_END > RING_BYTES ? SUMS_END : RING_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
 
-// Where many sums need registers, threads that bring leave theirs.
-constexpr bool WIDE = COLUMNS > 64;
-constexpr int BRING_REGISTERS = 88, PRODUCT_REGISTERS = 200;
-static_assert(!WIDE || TILE_N <= 128, "registers of two warpgroups");
+// Threads that bring leave registers to those that multiply, where these get eight more or two hundred.
+constexpr int EQUAL_REGISTERS = 65536 / THREADS / 8 * 8, BRING_REGISTERS = BELONGINGS ? 88 : 32;
+constexpr int MOST_REGISTERS = (65536 - PRODUCERS * BRING_REGISTERS) / (TEAMS * TEAM) / 8 * 8;
+constexpr int PRODUCT_REGISTERS = MOST_REGISTERS < 200 ? MOST_REGISTERS : 200;
+constexpr bool DIVIDES_REGISTERS = PRODUCT_REGISTERS > EQUAL_REGISTERS && BRING_REGISTERS < EQUAL_REGISTERS;
+static_assert(COLUMNS <= 64 || TILE_N <= 128 && TEAMS == 1, "registers of two warpgroups");
+static_assert(STAGES >= TEAMS, "phases are told by their parity");
 
 // Barriers of the stages: when codes, vectors and belongings are there, and when they are no longer needed.
 struct Ring {
@@ -36,7 +43,7 @@ struct Ring {
     {
         for (int stage = 0; stage < STAGES; ++stage) {
             make_barrier(full(stage), 1 + (BELONGINGS ? BRINGERS / 32 : 0));
-            make_barrier(empty(stage), MULTIPLIERS / 32);
+            make_barrier(empty(stage), TEAM / 32);
         }
     }
 };
@@ -50,6 +57,12 @@ struct Turn {
             stage = 0;
             parity ^= 1;
         }
+    }
+    __device__ __forceinline__ void skip(int count)
+    {
+        int turns = stage + count;
+        stage = turns % STAGES;
+        parity ^= turns / STAGES & 1;
     }
 };
 
@@ -102,6 +115,17 @@ __device__ __forceinline__ void bring_spans(
     }
 }
 
+// Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal ones
+// without a gap; times 2^127 they are numbers of this unit.
+constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7 && !CODEBOOK;
+constexpr float UNIT = SUBNORMAL ? 0.015625f : 1.0f;
+
+// What is subtracted from such numbers, or from those of zero_pair.
+__device__ __forceinline__ uint offset_pair(float zero)
+{
+    return SUBNORMAL ? pair_of((zero + (CODE_KIND == CODES_SIGNED ? 128.0f : 0.0f)) * -UNIT) : zero_pair(zero);
+}
+
 // What belongs to the codes of a span in a row of a tile, as it lies in memory.
 struct Belonging {
     scale_t scale[PIECES];
@@ -135,7 +159,7 @@ struct Belonging {
             if (ZEROS) {
                 int bits = int(zero[piece]), shift = group_of(span, piece) * ZERO_BITS % 8;
                 float value = float(ZERO_BITS < 8 ? bits >> shift & ((1 << ZERO_BITS) - 1) : bits);
-                reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)zero_pair(value);
+                reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)offset_pair(value);
             }
         }
     }
@@ -224,25 +248,31 @@ struct Codes {
     __device__ __forceinline__ void make_numbers(uint (&number)[4], int side, const Codebook& codebook) const
     {
         const uint(&code)[4] = pair[side];
-        uint subtracted = ZEROS ? zero[side] * 0x10001u : zero_pair(float(ZERO));
+        uint offset = ZEROS ? zero[side] * 0x10001u : offset_pair(float(ZERO));
 #if CODEBOOK
         codebook.numbers_of(number, code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24);
 #else
-        if (BITS == 8) { // pairs are of bytes 0 and 2, 1 and 3
+        if (SUBNORMAL) {
+            #pragma unroll
+            for (int octet = 0; octet < 4; ++octet) {
+                uint spread = __byte_perm(code[octet], 0, 0x4140) ^ (CODE_KIND == CODES_SIGNED ? 0x00800080u : 0u);
+                number[octet] = Numbers::fma(spread, 0x7f007f00u, offset);
+            }
+        } else if (BITS == 8) { // pairs are of bytes 0 and 2, 1 and 3
             uint first = __byte_perm(code[0], code[1], 0x5140), second = __byte_perm(code[2], code[3], 0x5140);
-            bytes_as_numbers(number, first, second, subtracted);
+            bytes_as_numbers(number, first, second, offset);
         } else { // 16 + the code, whose bits are the highest of the mantissa
             constexpr int PLACE = Numbers::MANTISSA - 4;
             #pragma unroll
             for (int octet = 0; octet < 4; ++octet) {
                 uint moved = code[octet] * (0x1001u << PLACE); // one instruction, beside the logical unit
-                number[octet] = Numbers::sub(and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN), subtracted);
+                number[octet] = Numbers::sub(and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN), offset);
             }
         }
 #endif
         #pragma unroll
         for (int octet = 0; octet < (ONE_GROUP ? 0 : 4); ++octet) {
-            number[octet] = scaled_pair(number[octet], scale[side], bias[side]);
+            number[octet] = scaled_pair(number[octet], scale[side], bias[side], UNIT);
         }
     }
 };
@@ -274,44 +304,64 @@ __device__ __forceinline__ void multiply_step(
     commit_products();
 }
 
-// Puts the parts of a warpgroup's rows of a tile together and stores them.
+// Puts the sums of the teams together, always in the same order.
+__device__ __forceinline__ void leave_sums(float* parts, const Sums& sum, int column, int thread, int team, int group)
+{
+    float* own = parts + thread % 4 * 2 * PART_ROW + thread / 32 * 16 + thread % 32 / 4;
+    #pragma unroll
+    for (int turn = 0; turn < TEAMS; ++turn) {
+        if (turn == team) {
+            #pragma unroll
+            for (int index = 0; index < GATHERED / 2; ++index) {
+                float& place = own[(index / 4 * 8 + index % 2) * PART_ROW + index % 4 / 2 * 8];
+                float value = sum[column / 8 + index / 4][index % 4];
+                place = turn == 0 ? value : place + value;
+            }
+        }
+        synchronize(1 + group, SHARERS);
+    }
+}
+
+// Puts the parts of 64 rows of a tile together and stores them.
 __device__ __forceinline__ void finish(
-    unsigned char* shared, const Sums& sum, float scale, const Place& at, int rank, OUT_T* out,
+    unsigned char* shared, const Sums& sum, float scale, int row, int vector, int rank, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
-    int group = int(threadIdx.x) / 128 - 1, thread = int(threadIdx.x) % 128;
+    int multiplier = int(threadIdx.x) - PRODUCERS, group = multiplier % TEAM / 128, team = multiplier / TEAM;
+    int thread = multiplier % 128, sharer = team * 128 + thread;
     float* parts = reinterpret_cast<float*>(shared + PARTS_AT + group * PARTS_BYTES);
     float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT + group * GATHERED_BYTES);
     float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT) + group * 64;
+    if (CLUSTER > 1) {
+        announce_to_cluster();
+    }
     #pragma unroll
     for (int column = 0; column < COLUMNS; column += GATHERED) {
         Fetched fetched[ITEMS_EACH];
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
+            Item item(sharer + index * SHARERS, vector + column, row + group * 64, rank, p);
             if (item.exists) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
         }
-        synchronize(1 + group, 128); // what was put there before has been read
-        if (column == 0 && thread < 64) {
-            row_scale[thread] = scale;
-        }
-        #pragma unroll
-        for (int index = 0; index < GATHERED / 2; ++index) {
-            int v = index / 4 * 8 + thread % 4 * 2 + index % 2, row = thread / 32 * 16 + thread % 32 / 4 + index % 4 / 2 * 8;
-            parts[v * PART_ROW + row] = sum[column / 8 + index / 4][index % 4];
-        }
-        synchronize(1 + group, 128);
         if (CLUSTER > 1) {
-            wait_for_cluster();
-            send_sums<128>(gathered, parts, rank, thread);
+            wait_for_cluster(); // no block needs its stages
+        } else {
+            synchronize(1 + group, SHARERS); // what was put there before has been read
+        }
+        if (column == 0 && sharer < 64) {
+            row_scale[sharer] = scale;
+        }
+        leave_sums(parts, sum, column, thread, team, group);
+        if (CLUSTER > 1) {
+            send_sums<SHARERS>(gathered, parts, rank, sharer);
             arrive_at_cluster();
             wait_for_cluster();
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
+            Item item(sharer + index * SHARERS, vector + column, row + group * 64, rank, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
@@ -326,25 +376,26 @@ __device__ __forceinline__ void multiply_and_store(
     unsigned char* shared, const Ring& ring, const scale_t* scales, const codebook_t* entries, int rank, int clusters,
     OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int thread = int(threadIdx.x) - PRODUCERS, row = thread / 32 * 16 + thread % 32 / 4;
+    int multiplier = int(threadIdx.x) - PRODUCERS, team = multiplier / TEAM, thread = multiplier % TEAM;
+    int row = thread / 32 * 16 + thread % 32 / 4, spans = Place::first(rank + 1) - Place::first(rank);
     Codebook codebook;
     codebook.load(entries);
-    Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
     wait_for_previous_grid();
-    Turn turn{0, 0};
-    while (now.tile < p.tiles) {
+    Turn begin{0, 0}; // of a tile
+    #pragma unroll 1
+    for (Place at{int(blockIdx.x) / CLUSTER, 0}; at.tile < p.tiles; at.tile += clusters) {
         Sums sum;
         uint number[2][2][4];
-        Place at = now;
         int adds = 0;
-        float scale = 1.0f;
-        if (ONE_GROUP && thread % 128 < 64) {
-            scale = float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
+        float scale = 1.0f / UNIT;
+        if (ONE_GROUP && team == 0 && thread % 128 < 64) {
+            scale *= float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
         }
         uint freed = 0;
+        Turn turn = begin;
+        turn.skip(team);
         #pragma unroll 1
-        while (now.tile == at.tile) {
-            now.next(rank, clusters);
+        for (int span = team; span < spans; span += TEAMS) {
             wait_for_phase(ring.full(turn.stage), turn.parity);
             const unsigned char* codes = shared + turn.stage * SPAN_BYTES + VECTOR_BYTES;
             const unsigned char* belongings = shared + BELONGINGS_AT + turn.stage * BELONGING_BYTES;
@@ -365,11 +416,12 @@ __device__ __forceinline__ void multiply_and_store(
             }
             adds = 1;
             freed = ring.empty(turn.stage);
-            turn.next();
+            turn.skip(TEAMS);
         }
         wait_for_products<0>();
         arrive_by_warp(freed);
-        finish(shared, sum, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
+        begin.skip(spans);
+        finish(shared, sum, scale, at.row(p), at.vector(p), rank, out, EPILOGUE_ARGUMENTS p);
     }
 }
 
@@ -381,9 +433,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
     Ring ring{shared_address(shared)};
     int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     int rank = CLUSTER > 1 ? int(blockIdx.x) % CLUSTER : 0, clusters = int(gridDim.x) / CLUSTER;
-    if (CLUSTER > 1) {
-        announce_to_cluster();
-    }
     if (threadIdx.x == 0) {
         ring.make();
         publish_barriers();
@@ -392,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
     }
     __syncthreads();
     if (role == 0) {
-        if (WIDE) {
+        if (DIVIDES_REGISTERS) {
             leave_registers<BRING_REGISTERS>();
         }
         if (threadIdx.x == 0) {
@@ -402,12 +451,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
         }
         __syncwarp();
         if (CLUSTER > 1) {
+            announce_to_cluster();
             wait_for_cluster();
             arrive_at_cluster();
             wait_for_cluster();
         }
     } else {
-        if (WIDE) {
+        if (DIVIDES_REGISTERS) {
             allow_registers<PRODUCT_REGISTERS>();
         }
         multiply_and_store(shared, ring, scales, entries, rank, clusters, out, EPILOGUE_ARGUMENTS p);

@@ -149,25 +149,32 @@ class CodedRows(ABC):
         tiles = self.tiles(work)
         return tiles if self.cluster > 1 else min(tiles, device.cores)
 
-    def shared_bytes(self, work: Work) -> int:
-        """Dynamic shared memory of a block; as in the kernels' files."""
+    def sum_bytes(self, work: Work) -> int:
+        """What is put together of a tile."""
         together = min(self.columns(work), _GATHERED)
         gathered = self.cluster * ceil_div(together, self.cluster) if self.cluster > 1 else 0
-        sums = self.tile // self.part * (self.part + 4) * (together + gathered)
+        return 4 * (self.tile // self.part) * (self.part + 4) * (together + gathered)
+
+    def shared_bytes(self, work: Work) -> int:
+        """Dynamic shared memory of a block; as in the kernels' files."""
         staged = self.stages * (self.stage_bytes(work) + self.extra_bytes(work))
-        return staged + 4 * sums + 4 * self.tile
+        return staged + self.sum_bytes(work) + 4 * self.tile
+
+    def suits(self, work: Work) -> bool:
+        """Whether blocks have enough spans."""
+        return ceil_div(self.spans(work), self.sets) >= 2 * self.cluster
 
     def filling(self, work: Work, device: DeviceModel) -> Self | None:
         """The same with as many stages as shared memory holds; None where these are too few, or blocks would wait."""
         most = device.shared_bytes if offers(device, CLUSTERS) else _SHARED_BYTES
         held = device.cores if self.cluster == 1 else cluster_cores(device).get(self.cluster, 0)
-        stages = (most - replace(self, stages=0).shared_bytes(work)) // (
-            self.stage_bytes(work) + self.extra_bytes(work)
-        )
+        room = most - self.sum_bytes(work) - 4 * self.tile
+        stages = room // (self.stage_bytes(work) + self.extra_bytes(work))
         waits = self.cluster > 1 and self.tiles(work) * self.cluster > held
-        if stages < _LEAST_STAGES or ceil_div(self.spans(work), self.sets) < 2 * self.cluster or waits:
+        filled = replace(self, stages=min(stages, _MOST_STAGES))
+        if stages < _LEAST_STAGES or waits or not self.suits(work) or filled.shared_bytes(work) > most:
             return None
-        return replace(self, stages=min(stages, _MOST_STAGES))
+        return filled
 
 
 @dataclass(frozen=True)
@@ -205,11 +212,13 @@ class ByWarpgroups(CodedRows):
         groups: Those that multiply.
         most: Vectors of a tile at the most: up to 64, or a multiple of 64.
         places: Codes of a row that are brought together: 64 or 128.
+        teams: Sets of them that take spans in turns.
     """
 
     groups: int
     most: int = _GATHERED
     places: int = _MOST_PLACES
+    teams: int = 1
 
     @property
     def part(self) -> int:
@@ -229,10 +238,21 @@ class ByWarpgroups(CodedRows):
 
     @property
     def threads(self) -> int:
-        return _BRINGING_THREADS + 128 * self.groups
+        return _BRINGING_THREADS + 128 * self.groups * self.teams
 
     def span(self, work: Work) -> int:
         return self.places
+
+    def sum_bytes(self, work: Work) -> int:
+        return 0 if self.cluster > 1 else super().sum_bytes(work)
+
+    def shared_bytes(self, work: Work) -> int:
+        """A cluster's sums take the place of the stages: it has one tile."""
+        least = super().sum_bytes(work) + self.stages * 16 + 4 * self.tile
+        return max(super().shared_bytes(work), least)
+
+    def suits(self, work: Work) -> bool:
+        return self.spans(work) >= self.cluster * self.teams
 
     def extra_bytes(self, work: Work) -> int:
         span, group = self.span(work), work.group
