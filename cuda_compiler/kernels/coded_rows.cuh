@@ -34,11 +34,7 @@ struct Belongings {
     __device__ __forceinline__ void make_numbers(
         uint (&number)[4], const uint (&word)[COUNT], int octet, int side, const Codebook& codebook) const
     {
-        uint subtracted = zero_pair(float(ZERO));
-        if (ZEROS) {
-            int bits = int(zero[side]);
-            subtracted = zero_pair(float(ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits));
-        }
+        uint subtracted = zero_pair(ZEROS ? zero_of_group(zero[side], group) : float(ZERO));
         octet_in_order(number, word, octet, subtracted, codebook);
         #pragma unroll
         for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {

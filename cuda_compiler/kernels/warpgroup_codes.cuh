@@ -17,7 +17,7 @@ constexpr int BIASES_AT = ONE_GROUP ? 0 : PIECES * TILE_N * sizeof(scale_t);
 constexpr int ZEROS_AT = BIASES_AT + (BIASES ? PIECES * TILE_N * sizeof(bias_t) : 0);
 constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
 constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, RING_BYTES = BELONGINGS_AT + STAGES * BELONGING_BYTES;
-constexpr int PARTS_AT = CLUSTER > 1 ? 0 : RING_BYTES; // a cluster has one tile, whose stages are free when sums are made
+constexpr int PARTS_AT = APART ? RING_BYTES : 0; // or in the place of the stages: a cluster has one tile
 constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SUMS_END = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
 constexpr int SCALES_AT = SUMS_END > RING_BYTES ? SUMS_END : RING_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
@@ -26,11 +26,12 @@ static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multi
 
 // Threads that bring leave registers to those that multiply, where these get eight more or two hundred.
 constexpr int EQUAL_REGISTERS = 65536 / THREADS / 8 * 8, BRING_REGISTERS = BELONGINGS ? 88 : 32;
-constexpr int MOST_REGISTERS = (65536 - PRODUCERS * BRING_REGISTERS) / (TEAMS * TEAM) / 8 * 8;
+constexpr int MOST_REGISTERS = (THREADS * EQUAL_REGISTERS - PRODUCERS * BRING_REGISTERS) / (TEAMS * TEAM) / 8 * 8;
 constexpr int PRODUCT_REGISTERS = MOST_REGISTERS < 200 ? MOST_REGISTERS : 200;
 constexpr bool DIVIDES_REGISTERS = PRODUCT_REGISTERS > EQUAL_REGISTERS && BRING_REGISTERS < EQUAL_REGISTERS;
 static_assert(COLUMNS <= 64 || TILE_N <= 128 && TEAMS == 1, "registers of two warpgroups");
-static_assert(STAGES >= TEAMS, "phases are told by their parity");
+static_assert(STAGES > TEAMS, "each team keeps a stage until it begins with its next one");
+static_assert(APART || CLUSTER > 1, "the stages of the next tile are on their way while sums are put together");
 
 // Barriers of the stages: when codes, vectors and belongings are there, and when they are no longer needed.
 struct Ring {
@@ -83,6 +84,15 @@ struct Place {
     }
 };
 
+__device__ __forceinline__ void copy_codes(
+    const Ring& ring, int stage, const TensorMap& codes, const Place& at, const Params& p)
+{
+    #pragma unroll
+    for (int row = 0; row < TILE_N; row += BOX_N) {
+        copy_lines(ring.codes(stage) + row * CODE_ROW, codes, ring.full(stage), at.span * (CODE_ROW / 2), at.row(p) + row);
+    }
+}
+
 // What the copying thread does. Nothing before this grid writes the codes.
 __device__ __forceinline__ void bring_spans(
     const Ring& ring, const TensorMap& codes, const TensorMap& vectors, int rank, int clusters, const Params& p)
@@ -91,7 +101,7 @@ __device__ __forceinline__ void bring_spans(
     int begun = 0;
     for (; begun < STAGES && early.tile < p.tiles; ++begun) {
         arrive_and_expect(ring.full(begun), SPAN_BYTES);
-        copy_lines(ring.codes(begun), codes, ring.full(begun), early.span * (CODE_ROW / 2), early.row(p));
+        copy_codes(ring, begun, codes, early, p);
         early.next(rank, clusters);
     }
     wait_for_previous_grid();
@@ -101,7 +111,7 @@ __device__ __forceinline__ void bring_spans(
         if (begun == 0) {
             wait_for_phase(ring.empty(turn.stage), turn.parity);
             arrive_and_expect(full, SPAN_BYTES);
-            copy_lines(ring.codes(turn.stage), codes, full, now.span * (CODE_ROW / 2), now.row(p));
+            copy_codes(ring, turn.stage, codes, now, p);
         } else {
             --begun;
         }
@@ -157,8 +167,7 @@ struct Belonging {
                 reinterpret_cast<bias_t*>(target + BIASES_AT)[at] = bias[piece];
             }
             if (ZEROS) {
-                int bits = int(zero[piece]), shift = group_of(span, piece) * ZERO_BITS % 8;
-                float value = float(ZERO_BITS < 8 ? bits >> shift & ((1 << ZERO_BITS) - 1) : bits);
+                float value = zero_of_group(zero[piece], group_of(span, piece));
                 reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)offset_pair(value);
             }
         }
@@ -205,13 +214,18 @@ __device__ __forceinline__ void bring_belongings(
     }
 }
 
-// A lane's pair of codes of an octet: they are neighbours. Chunks of 16 bytes of a line lie permuted by exclusive or.
-__device__ __forceinline__ uint load_codes(const unsigned char* line, int octet)
+// Where a lane's pair of codes of the first octet of a row lies, from the beginning of the codes of a stage on. Chunks of 16 bytes
+// of a line lie permuted by exclusive or.
+__device__ __forceinline__ int first_code(int row)
 {
     constexpr int CHUNKS = CODE_ROW / 16, LINES = 128 / CODE_ROW; // lines that have the same permutation
-    int quad = int(threadIdx.x) % 4, turned = int(threadIdx.x) % 32 / 4 / LINES % CHUNKS;
-    const unsigned char* chunk = line + quad * BITS / 4 + ((octet * BITS / 16) ^ turned) * 16;
-    const unsigned char* place = chunk + octet * BITS % 16;
+    return row * CODE_ROW + row / LINES % CHUNKS * 16 + int(threadIdx.x) % 4 * BITS / 4;
+}
+
+// A lane's pair of codes of an octet: they are neighbours.
+__device__ __forceinline__ uint load_codes(const unsigned char* codes, int first, int octet)
+{
+    const unsigned char* place = codes + (first ^ octet * BITS / 16 * 16) + octet * BITS % 16;
     return BITS == 8 ? *reinterpret_cast<const unsigned short*>(place) : *place;
 }
 
@@ -222,14 +236,16 @@ struct Codes {
     bias_t bias[SIDES];
     unsigned short zero[SIDES];
 
-    // From where a stage's codes and belongings begin; `row` is the first of the lane's rows of the tile.
-    __device__ __forceinline__ void load(const unsigned char* codes, const unsigned char* belongings, int row, int step)
+    // `row` is the first of the lane's rows of the tile.
+    __device__ __forceinline__ void load(const unsigned char* shared, int row, int stage, int step)
     {
+        const unsigned char* codes = shared + stage * SPAN_BYTES + VECTOR_BYTES;
+        const unsigned char* belongings = shared + BELONGINGS_AT + stage * BELONGING_BYTES;
         #pragma unroll
         for (int side = 0; side < SIDES; ++side) {
             #pragma unroll
             for (int octet = 0; octet < 4; ++octet) {
-                pair[side][octet] = load_codes(codes + (row + side * 8) * CODE_ROW, step * 4 + octet);
+                pair[side][octet] = load_codes(codes + side * 8 * CODE_ROW, first_code(row), step * 4 + octet);
             }
             int at = step * 32 / PIECE * TILE_N + row + side * 8;
             if (!ONE_GROUP) {
@@ -332,8 +348,9 @@ __device__ __forceinline__ void finish(
     float* parts = reinterpret_cast<float*>(shared + PARTS_AT + group * PARTS_BYTES);
     float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT + group * GATHERED_BYTES);
     float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT) + group * 64;
-    if (CLUSTER > 1) {
+    if (!APART) {
         announce_to_cluster();
+        wait_for_cluster(); // no block needs its stages
     }
     #pragma unroll
     for (int column = 0; column < COLUMNS; column += GATHERED) {
@@ -345,16 +362,15 @@ __device__ __forceinline__ void finish(
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
         }
-        if (CLUSTER > 1) {
-            wait_for_cluster(); // no block needs its stages
-        } else {
-            synchronize(1 + group, SHARERS); // what was put there before has been read
-        }
+        synchronize(1 + group, SHARERS); // what was put there before has been read
         if (column == 0 && sharer < 64) {
             row_scale[sharer] = scale;
         }
         leave_sums(parts, sum, column, thread, team, group);
         if (CLUSTER > 1) {
+            if (APART) {
+                wait_for_cluster();
+            }
             send_sums<SHARERS>(gathered, parts, rank, sharer);
             arrive_at_cluster();
             wait_for_cluster();
@@ -376,11 +392,13 @@ __device__ __forceinline__ void multiply_and_store(
     unsigned char* shared, const Ring& ring, const scale_t* scales, const codebook_t* entries, int rank, int clusters,
     OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int multiplier = int(threadIdx.x) - PRODUCERS, team = multiplier / TEAM, thread = multiplier % TEAM;
+    int multiplier = int(threadIdx.x) - PRODUCERS, thread = multiplier % TEAM;
+    int team = TEAMS == 1 ? 0 : __shfl_sync(0xffffffffu, multiplier / TEAM, 0); // known to be that of the whole warp
     int row = thread / 32 * 16 + thread % 32 / 4, spans = Place::first(rank + 1) - Place::first(rank);
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
+    uint64 vectors = matrix_descriptor(ring.vectors(0));
     Turn begin{0, 0}; // of a tile
     #pragma unroll 1
     for (Place at{int(blockIdx.x) / CLUSTER, 0}; at.tile < p.tiles; at.tile += clusters) {
@@ -397,22 +415,20 @@ __device__ __forceinline__ void multiply_and_store(
         #pragma unroll 1
         for (int span = team; span < spans; span += TEAMS) {
             wait_for_phase(ring.full(turn.stage), turn.parity);
-            const unsigned char* codes = shared + turn.stage * SPAN_BYTES + VECTOR_BYTES;
-            const unsigned char* belongings = shared + BELONGINGS_AT + turn.stage * BELONGING_BYTES;
-            uint64 vectors = matrix_descriptor(ring.vectors(turn.stage));
+            uint64 line = vectors + turn.stage * (SPAN_BYTES >> 4);
             Codes next;
-            next.load(codes, belongings, row, 0);
+            next.load(shared, row, turn.stage, 0);
             #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 Codes own = next;
                 if (step + 1 < STEPS) {
-                    next.load(codes, belongings, row, step + 1);
+                    next.load(shared, row, turn.stage, step + 1);
                 }
                 wait_for_products<1>(); // the numbers of the step before the last one have been read
                 if (step == 1 && adds) {
                     arrive_by_warp(freed); // and so have all of the span before
                 }
-                multiply_step(sum, number[step % 2], own, vectors, step, codebook, adds || step);
+                multiply_step(sum, number[step % 2], own, line, step, codebook, adds || step);
             }
             adds = 1;
             freed = ring.empty(turn.stage);
@@ -433,6 +449,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
     Ring ring{shared_address(shared)};
     int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     int rank = CLUSTER > 1 ? int(blockIdx.x) % CLUSTER : 0, clusters = int(gridDim.x) / CLUSTER;
+    if (CLUSTER > 1 && APART) {
+        announce_to_cluster();
+    }
     if (threadIdx.x == 0) {
         ring.make();
         publish_barriers();
@@ -451,7 +470,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
         }
         __syncwarp();
         if (CLUSTER > 1) {
-            announce_to_cluster();
+            if (!APART) {
+                announce_to_cluster();
+            }
             wait_for_cluster();
             arrive_at_cluster();
             wait_for_cluster();

@@ -12,6 +12,7 @@ from cuda_compiler.artifact.vocabulary import TENSOR_CORES
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
+from cuda_compiler.products.code_numbers import CODE_FILES
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_inputs, part_macros, part_rows
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
@@ -38,7 +39,7 @@ _MACROS = (
     "TILE_N PART_N STAGES CLUSTER"
 )
 _INPUTS = "matrix scales zeros biases entries vector"
-_FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded_rows_parts.cuh"
+_FILES = f"{CODE_FILES} clusters.cuh coded_rows_parts.cuh"
 
 CODED_ROWS = KernelTemplate(
     "coded_rows",
@@ -51,7 +52,7 @@ CODED_ROWS = KernelTemplate(
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
     params=f"{_PARAMS}, tiles_m",
-    macros=f"{_MACROS} TEAMS",
+    macros=f"{_MACROS} BOX_N TEAMS APART",
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh copy_engine.cuh",
@@ -188,7 +189,7 @@ def _by_warpgroups(found: Product, work: Work, sizes: ByWarpgroups) -> _Way:
     """The copy engine sees codes and vectors as elements of 16 bits."""
     codes, vector, columns = found.b, found.a, sizes.columns(work)
     units, row = FLOAT16.size * 8 // work.bits, vector.along * vector.dtype.size
-    boxes = (sizes.span(work) // units, sizes.tile), (LINE, columns)
+    boxes = (sizes.span(work) // units, sizes.box), (LINE, columns)
     maps = {
         "matrix": TensorMap(FLOAT16, (found.k // units, found.n), (codes.along,), boxes[0]),
         "vector": TensorMap(vector.dtype, (found.k, found.m), (row,), boxes[1]),
@@ -196,4 +197,10 @@ def _by_warpgroups(found: Product, work: Work, sizes: ByWarpgroups) -> _Way:
     arguments = {"matrix": codes.argument, "vector": vector.argument}
     seen = {name: replace(arguments[name], extension=each) for name, each in maps.items()}
     text = warpgroup_product(columns, vector.dtype.name, a_in_registers=True)
-    return _Way(WARPGROUP_CODES, {"tiles_m": sizes.turns(work)}, seen, {"TEAMS": sizes.teams}, text)
+    return _Way(
+        WARPGROUP_CODES,
+        {"tiles_m": sizes.turns(work)},
+        seen,
+        {"BOX_N": sizes.box, "TEAMS": sizes.teams, "APART": int(sizes.apart)},
+        text,
+    )

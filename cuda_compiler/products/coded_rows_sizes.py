@@ -22,6 +22,7 @@ _BRINGING_THREADS = 128  # that copy and bring what belongs to groups
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
 _COLUMN, _GATHERED = 8, 64  # vectors of a tensor cores' product, and those whose sums are put together at a time
 _MOST_PLACES = 128  # of a row that warpgroups take as one: a line of 128 bytes where codes have 8 bits
+_MOST_LINES = 256  # of a box that the copy engine brings
 _PIECE = 32  # codes that are always of one group
 _LEAST_STAGES, _MOST_STAGES = 3, 16
 
@@ -172,7 +173,7 @@ class CodedRows(ABC):
         stages = room // (self.stage_bytes(work) + self.extra_bytes(work))
         waits = self.cluster > 1 and self.tiles(work) * self.cluster > held
         filled = replace(self, stages=min(stages, _MOST_STAGES))
-        if stages < _LEAST_STAGES or waits or not self.suits(work) or filled.shared_bytes(work) > most:
+        if stages < _LEAST_STAGES or waits or not filled.suits(work) or filled.shared_bytes(work) > most:
             return None
         return filled
 
@@ -213,12 +214,14 @@ class ByWarpgroups(CodedRows):
         most: Vectors of a tile at the most: up to 64, or a multiple of 64.
         places: Codes of a row that are brought together: 64 or 128.
         teams: Sets of them that take spans in turns.
+        apart: Whether sums have a place of their own; else that of the stages of a cluster's tile.
     """
 
     groups: int
     most: int = _GATHERED
     places: int = _MOST_PLACES
     teams: int = 1
+    apart: bool = True
 
     @property
     def part(self) -> int:
@@ -233,6 +236,11 @@ class ByWarpgroups(CodedRows):
         return WARPGROUP_ROWS * self.groups
 
     @property
+    def box(self) -> int:
+        """Rows of a tile that are copied at once."""
+        return self.tile if self.tile <= _MOST_LINES else WARPGROUP_ROWS
+
+    @property
     def sets(self) -> int:
         return 1
 
@@ -244,15 +252,16 @@ class ByWarpgroups(CodedRows):
         return self.places
 
     def sum_bytes(self, work: Work) -> int:
-        return 0 if self.cluster > 1 else super().sum_bytes(work)
+        return super().sum_bytes(work) if self.apart else 0
 
     def shared_bytes(self, work: Work) -> int:
-        """A cluster's sums take the place of the stages: it has one tile."""
+        """As in the kernel's file."""
         least = super().sum_bytes(work) + self.stages * 16 + 4 * self.tile
         return max(super().shared_bytes(work), least)
 
     def suits(self, work: Work) -> bool:
-        return self.spans(work) >= self.cluster * self.teams
+        whole = self.spans(work) >= self.cluster * self.teams and (self.apart or self.cluster > 1)
+        return whole and (self.stages == 0 or self.stages > self.teams)
 
     def extra_bytes(self, work: Work) -> int:
         span, group = self.span(work), work.group
