@@ -2,12 +2,10 @@
 // The copy engine brings codes and vectors as they lie, a span of k at a time, STAGES of them on their way, codes of the first
 // ones before the grid ahead of this one has finished; warps beside it bring what belongs to groups of codes. Warpgroups make
 // numbers of 64 rows of the matrix each, in the registers that tensor cores take them from, beside the products of the numbers
-// before: of every eight codes of a row a lane reads the pair that is its own. TEAMS of warpgroups take spans in turns, so that
-// one multiplies while another waits; CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x, VECTORS by
-// TILE_N results each.
-constexpr int PRODUCERS = 128, BRINGERS = 96, TEAM = TILE_N * 2, THREADS = PRODUCERS + TEAMS * TEAM;
-constexpr int SHARERS = TEAMS * 128; // threads that put the same 64 rows of a tile together
-constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + SHARERS - 1) / SHARERS; // a lane's rows, and a thread's results
+// before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks share the spans. Grid: clusters
+// with tiles in turns in x, VECTORS by TILE_N results each.
+constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
+constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
 constexpr int PIECES = SPAN / PIECE, ROWS_EACH = (TILE_N + BRINGERS - 1) / BRINGERS;
@@ -16,22 +14,16 @@ constexpr bool BELONGINGS = !ONE_GROUP || ZEROS || BIASES;
 constexpr int BIASES_AT = ONE_GROUP ? 0 : PIECES * TILE_N * sizeof(scale_t);
 constexpr int ZEROS_AT = BIASES_AT + (BIASES ? PIECES * TILE_N * sizeof(bias_t) : 0);
 constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
-constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, RING_BYTES = BELONGINGS_AT + STAGES * BELONGING_BYTES;
-constexpr int PARTS_AT = APART ? RING_BYTES : 0; // or in the place of the stages: a cluster has one tile
-constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SUMS_END = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
-constexpr int SCALES_AT = SUMS_END > RING_BYTES ? SUMS_END : RING_BYTES;
+constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
+constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
 
-// Threads that bring leave registers to those that multiply, where these get eight more or two hundred.
-constexpr int EQUAL_REGISTERS = 65536 / THREADS / 8 * 8, BRING_REGISTERS = BELONGINGS ? 88 : 32;
-constexpr int MOST_REGISTERS = (THREADS * EQUAL_REGISTERS - PRODUCERS * BRING_REGISTERS) / (TEAMS * TEAM) / 8 * 8;
-constexpr int PRODUCT_REGISTERS = MOST_REGISTERS < 200 ? MOST_REGISTERS : 200;
-constexpr bool DIVIDES_REGISTERS = PRODUCT_REGISTERS > EQUAL_REGISTERS && BRING_REGISTERS < EQUAL_REGISTERS;
-static_assert(COLUMNS <= 64 || TILE_N <= 128 && TEAMS == 1, "registers of two warpgroups");
-static_assert(STAGES > TEAMS, "each team keeps a stage until it begins with its next one");
-static_assert(APART || CLUSTER > 1, "the stages of the next tile are on their way while sums are put together");
+// Where many sums need registers, threads that bring leave theirs.
+constexpr bool WIDE = COLUMNS > 64;
+constexpr int BRING_REGISTERS = 88, PRODUCT_REGISTERS = 200;
+static_assert(!WIDE || TILE_N <= 128, "registers of two warpgroups");
 
 // Barriers of the stages: when codes, vectors and belongings are there, and when they are no longer needed.
 struct Ring {
@@ -44,7 +36,7 @@ struct Ring {
     {
         for (int stage = 0; stage < STAGES; ++stage) {
             make_barrier(full(stage), 1 + (BELONGINGS ? BRINGERS / 32 : 0));
-            make_barrier(empty(stage), TEAM / 32);
+            make_barrier(empty(stage), MULTIPLIERS / 32);
         }
     }
 };
@@ -58,12 +50,6 @@ struct Turn {
             stage = 0;
             parity ^= 1;
         }
-    }
-    __device__ __forceinline__ void skip(int count)
-    {
-        int turns = stage + count;
-        stage = turns % STAGES;
-        parity ^= turns / STAGES & 1;
     }
 };
 
@@ -84,15 +70,6 @@ struct Place {
     }
 };
 
-__device__ __forceinline__ void copy_codes(
-    const Ring& ring, int stage, const TensorMap& codes, const Place& at, const Params& p)
-{
-    #pragma unroll
-    for (int row = 0; row < TILE_N; row += BOX_N) {
-        copy_lines(ring.codes(stage) + row * CODE_ROW, codes, ring.full(stage), at.span * (CODE_ROW / 2), at.row(p) + row);
-    }
-}
-
 // What the copying thread does. Nothing before this grid writes the codes.
 __device__ __forceinline__ void bring_spans(
     const Ring& ring, const TensorMap& codes, const TensorMap& vectors, int rank, int clusters, const Params& p)
@@ -101,7 +78,7 @@ __device__ __forceinline__ void bring_spans(
     int begun = 0;
     for (; begun < STAGES && early.tile < p.tiles; ++begun) {
         arrive_and_expect(ring.full(begun), SPAN_BYTES);
-        copy_codes(ring, begun, codes, early, p);
+        copy_lines(ring.codes(begun), codes, ring.full(begun), early.span * (CODE_ROW / 2), early.row(p));
         early.next(rank, clusters);
     }
     wait_for_previous_grid();
@@ -111,7 +88,7 @@ __device__ __forceinline__ void bring_spans(
         if (begun == 0) {
             wait_for_phase(ring.empty(turn.stage), turn.parity);
             arrive_and_expect(full, SPAN_BYTES);
-            copy_codes(ring, turn.stage, codes, now, p);
+            copy_lines(ring.codes(turn.stage), codes, full, now.span * (CODE_ROW / 2), now.row(p));
         } else {
             --begun;
         }
@@ -127,10 +104,10 @@ __device__ __forceinline__ void bring_spans(
 
 // Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal ones
 // without a gap; times 2^127 they are numbers of this unit.
-constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7 && !CODEBOOK;
+constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
 constexpr float UNIT = SUBNORMAL ? 0.015625f : 1.0f;
 
-// What is subtracted from such numbers, or from those of zero_pair.
+// What is added to such numbers, or subtracted from others.
 __device__ __forceinline__ uint offset_pair(float zero)
 {
     return SUBNORMAL ? pair_of((zero + (CODE_KIND == CODES_SIGNED ? 128.0f : 0.0f)) * -UNIT) : zero_pair(zero);
@@ -214,8 +191,8 @@ __device__ __forceinline__ void bring_belongings(
     }
 }
 
-// Where a lane's pair of codes of the first octet of a row lies, from the beginning of the codes of a stage on. Chunks of 16 bytes
-// of a line lie permuted by exclusive or.
+// Where a lane's pair of codes of the first octet of a row of a tile lies. Chunks of 16 bytes of a line lie permuted by exclusive
+// or.
 __device__ __forceinline__ int first_code(int row)
 {
     constexpr int CHUNKS = CODE_ROW / 16, LINES = 128 / CODE_ROW; // lines that have the same permutation
@@ -236,11 +213,9 @@ struct Codes {
     bias_t bias[SIDES];
     unsigned short zero[SIDES];
 
-    // `row` is the first of the lane's rows of the tile.
-    __device__ __forceinline__ void load(const unsigned char* shared, int row, int stage, int step)
+    // From where a stage's codes and belongings begin; `row` is the first of the lane's rows of the tile.
+    __device__ __forceinline__ void load(const unsigned char* codes, const unsigned char* belongings, int row, int step)
     {
-        const unsigned char* codes = shared + stage * SPAN_BYTES + VECTOR_BYTES;
-        const unsigned char* belongings = shared + BELONGINGS_AT + stage * BELONGING_BYTES;
         #pragma unroll
         for (int side = 0; side < SIDES; ++side) {
             #pragma unroll
@@ -320,64 +295,44 @@ __device__ __forceinline__ void multiply_step(
     commit_products();
 }
 
-// Puts the sums of the teams together, always in the same order.
-__device__ __forceinline__ void leave_sums(float* parts, const Sums& sum, int column, int thread, int team, int group)
-{
-    float* own = parts + thread % 4 * 2 * PART_ROW + thread / 32 * 16 + thread % 32 / 4;
-    #pragma unroll
-    for (int turn = 0; turn < TEAMS; ++turn) {
-        if (turn == team) {
-            #pragma unroll
-            for (int index = 0; index < GATHERED / 2; ++index) {
-                float& place = own[(index / 4 * 8 + index % 2) * PART_ROW + index % 4 / 2 * 8];
-                float value = sum[column / 8 + index / 4][index % 4];
-                place = turn == 0 ? value : place + value;
-            }
-        }
-        synchronize(1 + group, SHARERS);
-    }
-}
-
-// Puts the parts of 64 rows of a tile together and stores them.
+// Puts the parts of a warpgroup's rows of a tile together and stores them.
 __device__ __forceinline__ void finish(
-    unsigned char* shared, const Sums& sum, float scale, int row, int vector, int rank, OUT_T* out,
+    unsigned char* shared, const Sums& sum, float scale, const Place& at, int rank, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
-    int multiplier = int(threadIdx.x) - PRODUCERS, group = multiplier % TEAM / 128, team = multiplier / TEAM;
-    int thread = multiplier % 128, sharer = team * 128 + thread;
+    int group = int(threadIdx.x) / 128 - 1, thread = int(threadIdx.x) % 128;
     float* parts = reinterpret_cast<float*>(shared + PARTS_AT + group * PARTS_BYTES);
     float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT + group * GATHERED_BYTES);
     float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT) + group * 64;
-    if (!APART) {
-        announce_to_cluster();
-        wait_for_cluster(); // no block needs its stages
-    }
     #pragma unroll
     for (int column = 0; column < COLUMNS; column += GATHERED) {
         Fetched fetched[ITEMS_EACH];
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(sharer + index * SHARERS, vector + column, row + group * 64, rank, p);
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
             if (item.exists) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
         }
-        synchronize(1 + group, SHARERS); // what was put there before has been read
-        if (column == 0 && sharer < 64) {
-            row_scale[sharer] = scale;
+        synchronize(1 + group, 128); // what was put there before has been read
+        if (column == 0 && thread < 64) {
+            row_scale[thread] = scale;
         }
-        leave_sums(parts, sum, column, thread, team, group);
+        #pragma unroll
+        for (int index = 0; index < GATHERED / 2; ++index) {
+            int v = index / 4 * 8 + thread % 4 * 2 + index % 2, row = thread / 32 * 16 + thread % 32 / 4 + index % 4 / 2 * 8;
+            parts[v * PART_ROW + row] = sum[column / 8 + index / 4][index % 4];
+        }
+        synchronize(1 + group, 128);
         if (CLUSTER > 1) {
-            if (APART) {
-                wait_for_cluster();
-            }
-            send_sums<SHARERS>(gathered, parts, rank, sharer);
+            wait_for_cluster();
+            send_sums<128>(gathered, parts, rank, thread);
             arrive_at_cluster();
             wait_for_cluster();
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(sharer + index * SHARERS, vector + column, row + group * 64, rank, p);
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
@@ -392,52 +347,51 @@ __device__ __forceinline__ void multiply_and_store(
     unsigned char* shared, const Ring& ring, const scale_t* scales, const codebook_t* entries, int rank, int clusters,
     OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int multiplier = int(threadIdx.x) - PRODUCERS, thread = multiplier % TEAM;
-    int team = TEAMS == 1 ? 0 : __shfl_sync(0xffffffffu, multiplier / TEAM, 0); // known to be that of the whole warp
-    int row = thread / 32 * 16 + thread % 32 / 4, spans = Place::first(rank + 1) - Place::first(rank);
+    int thread = int(threadIdx.x) - PRODUCERS, row = thread / 32 * 16 + thread % 32 / 4;
     Codebook codebook;
     codebook.load(entries);
+    Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
     wait_for_previous_grid();
-    uint64 vectors = matrix_descriptor(ring.vectors(0));
-    Turn begin{0, 0}; // of a tile
-    #pragma unroll 1
-    for (Place at{int(blockIdx.x) / CLUSTER, 0}; at.tile < p.tiles; at.tile += clusters) {
+    Turn turn{0, 0};
+    uint64 first_vectors = matrix_descriptor(ring.vectors(0));
+    while (now.tile < p.tiles) {
         Sums sum;
         uint number[2][2][4];
+        Place at = now;
         int adds = 0;
         float scale = 1.0f / UNIT;
-        if (ONE_GROUP && team == 0 && thread % 128 < 64) {
+        if (ONE_GROUP && thread % 128 < 64) {
             scale *= float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
         }
         uint freed = 0;
-        Turn turn = begin;
-        turn.skip(team);
         #pragma unroll 1
-        for (int span = team; span < spans; span += TEAMS) {
+        while (now.tile == at.tile) {
+            now.next(rank, clusters);
             wait_for_phase(ring.full(turn.stage), turn.parity);
-            uint64 line = vectors + turn.stage * (SPAN_BYTES >> 4);
+            const unsigned char* codes = shared + turn.stage * SPAN_BYTES + VECTOR_BYTES;
+            const unsigned char* belongings = shared + BELONGINGS_AT + turn.stage * BELONGING_BYTES;
+            uint64 vectors = first_vectors + turn.stage * (SPAN_BYTES >> 4);
             Codes next;
-            next.load(shared, row, turn.stage, 0);
+            next.load(codes, belongings, row, 0);
             #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 Codes own = next;
                 if (step + 1 < STEPS) {
-                    next.load(shared, row, turn.stage, step + 1);
+                    next.load(codes, belongings, row, step + 1);
                 }
                 wait_for_products<1>(); // the numbers of the step before the last one have been read
                 if (step == 1 && adds) {
                     arrive_by_warp(freed); // and so have all of the span before
                 }
-                multiply_step(sum, number[step % 2], own, line, step, codebook, adds || step);
+                multiply_step(sum, number[step % 2], own, vectors, step, codebook, adds || step);
             }
             adds = 1;
             freed = ring.empty(turn.stage);
-            turn.skip(TEAMS);
+            turn.next();
         }
         wait_for_products<0>();
         arrive_by_warp(freed);
-        begin.skip(spans);
-        finish(shared, sum, scale, at.row(p), at.vector(p), rank, out, EPILOGUE_ARGUMENTS p);
+        finish(shared, sum, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
     }
 }
 
@@ -449,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
     Ring ring{shared_address(shared)};
     int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     int rank = CLUSTER > 1 ? int(blockIdx.x) % CLUSTER : 0, clusters = int(gridDim.x) / CLUSTER;
-    if (CLUSTER > 1 && APART) {
+    if (CLUSTER > 1) {
         announce_to_cluster();
     }
     if (threadIdx.x == 0) {
@@ -460,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
     }
     __syncthreads();
     if (role == 0) {
-        if (DIVIDES_REGISTERS) {
+        if (WIDE) {
             leave_registers<BRING_REGISTERS>();
         }
         if (threadIdx.x == 0) {
@@ -470,15 +424,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
         }
         __syncwarp();
         if (CLUSTER > 1) {
-            if (!APART) {
-                announce_to_cluster();
-            }
             wait_for_cluster();
             arrive_at_cluster();
             wait_for_cluster();
         }
     } else {
-        if (DIVIDES_REGISTERS) {
+        if (WIDE) {
             allow_registers<PRODUCT_REGISTERS>();
         }
         multiply_and_store(shared, ring, scales, entries, rank, clusters, out, EPILOGUE_ARGUMENTS p);

@@ -52,7 +52,7 @@ CODED_ROWS = KernelTemplate(
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
     params=f"{_PARAMS}, tiles_m",
-    macros=f"{_MACROS} BOX_N TEAMS APART",
+    macros=_MACROS,
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh copy_engine.cuh",
@@ -185,11 +185,11 @@ def _by_warps(found: Product, sizes: CodedRows) -> _Way:
     return _Way(CODED_ROWS, rows, macros={"SETS": sizes.sets})
 
 
-def _by_warpgroups(found: Product, work: Work, sizes: ByWarpgroups) -> _Way:
+def _by_warpgroups(found: Product, work: Work, sizes: CodedRows) -> _Way:
     """The copy engine sees codes and vectors as elements of 16 bits."""
     codes, vector, columns = found.b, found.a, sizes.columns(work)
     units, row = FLOAT16.size * 8 // work.bits, vector.along * vector.dtype.size
-    boxes = (sizes.span(work) // units, sizes.box), (LINE, columns)
+    boxes = (sizes.span(work) // units, sizes.tile), (LINE, columns)
     maps = {
         "matrix": TensorMap(FLOAT16, (found.k // units, found.n), (codes.along,), boxes[0]),
         "vector": TensorMap(vector.dtype, (found.k, found.m), (row,), boxes[1]),
@@ -197,10 +197,4 @@ def _by_warpgroups(found: Product, work: Work, sizes: ByWarpgroups) -> _Way:
     arguments = {"matrix": codes.argument, "vector": vector.argument}
     seen = {name: replace(arguments[name], extension=each) for name, each in maps.items()}
     text = warpgroup_product(columns, vector.dtype.name, a_in_registers=True)
-    return _Way(
-        WARPGROUP_CODES,
-        {"tiles_m": sizes.turns(work)},
-        seen,
-        {"BOX_N": sizes.box, "TEAMS": sizes.teams, "APART": int(sizes.apart)},
-        text,
-    )
+    return _Way(WARPGROUP_CODES, {"tiles_m": sizes.turns(work)}, seen, text=text)

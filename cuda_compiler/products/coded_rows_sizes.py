@@ -22,7 +22,6 @@ _BRINGING_THREADS = 128  # that copy and bring what belongs to groups
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
 _COLUMN, _GATHERED = 8, 64  # vectors of a tensor cores' product, and those whose sums are put together at a time
 _MOST_PLACES = 128  # of a row that warpgroups take as one: a line of 128 bytes where codes have 8 bits
-_MOST_LINES = 256  # of a box that the copy engine brings
 _PIECE = 32  # codes that are always of one group
 _LEAST_STAGES, _MOST_STAGES = 3, 16
 
@@ -150,32 +149,25 @@ class CodedRows(ABC):
         tiles = self.tiles(work)
         return tiles if self.cluster > 1 else min(tiles, device.cores)
 
-    def sum_bytes(self, work: Work) -> int:
-        """What is put together of a tile."""
-        together = min(self.columns(work), _GATHERED)
-        gathered = self.cluster * ceil_div(together, self.cluster) if self.cluster > 1 else 0
-        return 4 * (self.tile // self.part) * (self.part + 4) * (together + gathered)
-
     def shared_bytes(self, work: Work) -> int:
         """Dynamic shared memory of a block; as in the kernels' files."""
+        together = min(self.columns(work), _GATHERED)
+        gathered = self.cluster * ceil_div(together, self.cluster) if self.cluster > 1 else 0
+        sums = self.tile // self.part * (self.part + 4) * (together + gathered)
         staged = self.stages * (self.stage_bytes(work) + self.extra_bytes(work))
-        return staged + self.sum_bytes(work) + 4 * self.tile
-
-    def suits(self, work: Work) -> bool:
-        """Whether blocks have enough spans."""
-        return ceil_div(self.spans(work), self.sets) >= 2 * self.cluster
+        return staged + 4 * sums + 4 * self.tile
 
     def filling(self, work: Work, device: DeviceModel) -> Self | None:
         """The same with as many stages as shared memory holds; None where these are too few, or blocks would wait."""
         most = device.shared_bytes if offers(device, CLUSTERS) else _SHARED_BYTES
         held = device.cores if self.cluster == 1 else cluster_cores(device).get(self.cluster, 0)
-        room = most - self.sum_bytes(work) - 4 * self.tile
-        stages = room // (self.stage_bytes(work) + self.extra_bytes(work))
+        stages = (most - replace(self, stages=0).shared_bytes(work)) // (
+            self.stage_bytes(work) + self.extra_bytes(work)
+        )
         waits = self.cluster > 1 and self.tiles(work) * self.cluster > held
-        filled = replace(self, stages=min(stages, _MOST_STAGES))
-        if stages < _LEAST_STAGES or waits or not filled.suits(work) or filled.shared_bytes(work) > most:
+        if stages < _LEAST_STAGES or ceil_div(self.spans(work), self.sets) < 2 * self.cluster or waits:
             return None
-        return filled
+        return replace(self, stages=min(stages, _MOST_STAGES))
 
 
 @dataclass(frozen=True)
@@ -213,15 +205,11 @@ class ByWarpgroups(CodedRows):
         groups: Those that multiply.
         most: Vectors of a tile at the most: up to 64, or a multiple of 64.
         places: Codes of a row that are brought together: 64 or 128.
-        teams: Sets of them that take spans in turns.
-        apart: Whether sums have a place of their own; else that of the stages of a cluster's tile.
     """
 
     groups: int
     most: int = _GATHERED
     places: int = _MOST_PLACES
-    teams: int = 1
-    apart: bool = True
 
     @property
     def part(self) -> int:
@@ -236,32 +224,15 @@ class ByWarpgroups(CodedRows):
         return WARPGROUP_ROWS * self.groups
 
     @property
-    def box(self) -> int:
-        """Rows of a tile that are copied at once."""
-        return self.tile if self.tile <= _MOST_LINES else WARPGROUP_ROWS
-
-    @property
     def sets(self) -> int:
         return 1
 
     @property
     def threads(self) -> int:
-        return _BRINGING_THREADS + 128 * self.groups * self.teams
+        return _BRINGING_THREADS + 128 * self.groups
 
     def span(self, work: Work) -> int:
         return self.places
-
-    def sum_bytes(self, work: Work) -> int:
-        return super().sum_bytes(work) if self.apart else 0
-
-    def shared_bytes(self, work: Work) -> int:
-        """As in the kernel's file."""
-        least = super().sum_bytes(work) + self.stages * 16 + 4 * self.tile
-        return max(super().shared_bytes(work), least)
-
-    def suits(self, work: Work) -> bool:
-        whole = self.spans(work) >= self.cluster * self.teams and (self.apart or self.cluster > 1)
-        return whole and (self.stages == 0 or self.stages > self.teams)
 
     def extra_bytes(self, work: Work) -> int:
         span, group = self.span(work), work.group

@@ -53,11 +53,6 @@ BY_WARPGROUPS: list[tuple[Case, torch.dtype, CodedRows]] = [
     (Case(35, 90, 320, 4, 64, zeros=True, behind="residual"), BFLOAT, ByWarpgroups(3, 1, 1, places=64)),
     (Case(150, 160, 288, 4, 32, zeros=True), BFLOAT, ByWarpgroups(3, 1, 2, 128)),
     (Case(200, 96, 320, 8, 320, torch.int8, behind="gated"), BFLOAT, ByWarpgroups(3, 1, 1, 192)),
-    (Case(64, 300, 1408, 8, 1408, torch.int8, behind="gated"), BFLOAT, ByWarpgroups(3, 1, 1, teams=2)),
-    (Case(33, 140, 1344, 8, 64, torch.int8, zeros=True, behind="residual"), BFLOAT, ByWarpgroups(4, 2, 2, teams=2)),
-    (Case(20, 70, 1152, 8, 64, zeros=True), BFLOAT, ByWarpgroups(5, 3, 1, teams=3, apart=False)),
-    (Case(50, 60, 640, 4, 32, zeros=True), HALF, ByWarpgroups(4, 1, 1, places=64, teams=3)),
-    (Case(24, 330, 512, 8, 512, torch.int8, behind="gated"), BFLOAT, ByWarpgroups(3, 2, 5, apart=False)),
 ]
 """The same for warpgroups: tiles in turns, fewer spans than stages and more, lines of codes of 32, 64 and 128 bytes."""
 
