@@ -219,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         Fetched fetched[ITEMS_EACH];
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p);
+            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p.outputs, p);
             if (item.exists) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
@@ -236,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p);
+            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p.outputs, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);

@@ -11,7 +11,7 @@ constexpr int SHARE = (GATHERED + CLUSTER - 1) / CLUSTER; // those whose results
 constexpr int ITEMS = SHARE * (PART_N / VALUES);
 constexpr int PARTS_BYTES = GATHERED * PART_ROW * 4, GATHERED_BYTES = CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0;
 static_assert(BITS == 4 || BITS == 8, "whole words have whole codes");
-static_assert(TILE_N % PART_N == 0 && PART_N % VALUES == 0, "stores take whole parts");
+static_assert(PART_N % VALUES == 0, "stores take whole parts");
 static_assert(COLUMNS % GATHERED == 0 && (COLUMNS == GATHERED || CLUSTER == 1), "clusters put all sums together at once");
 
 // Sends each block of the cluster its share of the sums, by THREADS threads.
@@ -31,13 +31,13 @@ struct Item {
     int own, v, first, at;
     bool exists;
 
-    __device__ __forceinline__ Item(int index, int first_vector, int first_row, int rank, const Params& p)
+    __device__ __forceinline__ Item(int index, int first_vector, int first_row, int rank, int end, const Params& p)
     {
         own = index / (PART_N / VALUES);
         v = first_vector + rank * SHARE + own;
         first = index % (PART_N / VALUES) * VALUES;
         at = first_row + first;
-        exists = index < ITEMS && v < p.vectors && at < p.outputs;
+        exists = index < ITEMS && v < p.vectors && at < end;
     }
 
     // The sums of the blocks of the cluster, in their order; `sums` are those of this block's share.

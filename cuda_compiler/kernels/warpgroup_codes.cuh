@@ -4,7 +4,8 @@
 // numbers of 64 rows of the matrix each, in the registers that tensor cores take them from, beside the products of the numbers
 // before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks share the spans. Grid: clusters
 // with tiles in turns in x, VECTORS by TILE_N results each.
-constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
+constexpr int TEAMS = (TILE_N + 63) / 64; // warpgroups that multiply; the last one may have fewer rows
+constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TEAMS * 128, THREADS = PRODUCERS + MULTIPLIERS;
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
@@ -15,8 +16,9 @@ constexpr int BIASES_AT = ONE_GROUP ? 0 : PIECES * TILE_N * sizeof(scale_t);
 constexpr int ZEROS_AT = BIASES_AT + (BIASES ? PIECES * TILE_N * sizeof(bias_t) : 0);
 constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
 constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
-constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
-constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
+constexpr int GATHERED_AT = PARTS_AT + TEAMS * PARTS_BYTES, SCALES_AT = GATHERED_AT + TEAMS * GATHERED_BYTES;
+constexpr int BARRIERS_AT = SCALES_AT + TEAMS * 64 * 4;
+static_assert(TILE_N % 16 == 0 && SPAN_BYTES % 1024 == 0, "each warp has 16 rows or none, and lines their permutation");
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
 
@@ -304,12 +306,13 @@ __device__ __forceinline__ void finish(
     float* parts = reinterpret_cast<float*>(shared + PARTS_AT + group * PARTS_BYTES);
     float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT + group * GATHERED_BYTES);
     float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT) + group * 64;
+    int end = min(at.row(p) + TILE_N, p.outputs);
     #pragma unroll
     for (int column = 0; column < COLUMNS; column += GATHERED) {
         Fetched fetched[ITEMS_EACH];
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, end, p);
             if (item.exists) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
@@ -332,7 +335,7 @@ __device__ __forceinline__ void finish(
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, end, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
@@ -347,7 +350,8 @@ __device__ __forceinline__ void multiply_and_store(
     unsigned char* shared, const Ring& ring, const scale_t* scales, const codebook_t* entries, int rank, int clusters,
     OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int thread = int(threadIdx.x) - PRODUCERS, row = thread / 32 * 16 + thread % 32 / 4;
+    int thread = int(threadIdx.x) - PRODUCERS;
+    int row = min(thread / 32 * 16, TILE_N - 16) + thread % 32 / 4; // a warp without rows computes others again
     Codebook codebook;
     codebook.load(entries);
     Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
