@@ -34,7 +34,11 @@ struct Belongings {
     __device__ __forceinline__ void make_numbers(
         uint (&number)[4], const uint (&word)[COUNT], int octet, int side, const Codebook& codebook) const
     {
-        uint subtracted = zero_pair(ZEROS ? zero_of_group(zero[side], group) : float(ZERO));
+        uint subtracted = zero_pair(float(ZERO));
+        if (ZEROS) {
+            int bits = int(zero[side]);
+            subtracted = zero_pair(float(ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits));
+        }
         octet_in_order(number, word, octet, subtracted, codebook);
         #pragma unroll
         for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
@@ -219,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         Fetched fetched[ITEMS_EACH];
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p.outputs, p);
+            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p);
             if (item.exists) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
@@ -236,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p.outputs, p);
+            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);

@@ -11,8 +11,36 @@ constexpr int SHARE = (GATHERED + CLUSTER - 1) / CLUSTER; // those whose results
 constexpr int ITEMS = SHARE * (PART_N / VALUES);
 constexpr int PARTS_BYTES = GATHERED * PART_ROW * 4, GATHERED_BYTES = CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0;
 static_assert(BITS == 4 || BITS == 8, "whole words have whole codes");
-static_assert(PART_N % VALUES == 0, "stores take whole parts");
+static_assert(TILE_N % PART_N == 0 && PART_N % VALUES == 0, "stores take whole parts");
 static_assert(COLUMNS % GATHERED == 0 && (COLUMNS == GATHERED || CLUSTER == 1), "clusters put all sums together at once");
+
+// What belongs to groups of codes.
+struct Groups {
+    const scale_t* scales;
+    const zero_t* zeros;
+    const bias_t* biases;
+};
+
+// The row of scales, zero points or biases that a row of the matrix has; the last row's behind that.
+__device__ __forceinline__ long long row_of_scales(int row, const Params& p)
+{
+    return (row < p.outputs ? row : p.outputs - 1) / ROWS;
+}
+
+// What belongs to the codes of a group of such a row, as it lies in memory.
+__device__ __forceinline__ void load_belonging(
+    scale_t& scale, zero_t& zero, bias_t& bias, const Groups& b, long long own, int group, const Params& p)
+{
+    if (!ONE_GROUP) {
+        scale = b.scales[own * p.scale_row + group * SCALE_GROUP];
+    }
+    if (ZEROS) {
+        zero = b.zeros[own * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
+    }
+    if (BIASES) {
+        bias = b.biases[own * p.bias_row + group * BIAS_GROUP];
+    }
+}
 
 // Sends each block of the cluster its share of the sums, by THREADS threads.
 template <int THREADS>
@@ -31,13 +59,13 @@ struct Item {
     int own, v, first, at;
     bool exists;
 
-    __device__ __forceinline__ Item(int index, int first_vector, int first_row, int rank, int end, const Params& p)
+    __device__ __forceinline__ Item(int index, int first_vector, int first_row, int rank, const Params& p)
     {
         own = index / (PART_N / VALUES);
         v = first_vector + rank * SHARE + own;
         first = index % (PART_N / VALUES) * VALUES;
         at = first_row + first;
-        exists = index < ITEMS && v < p.vectors && at < end;
+        exists = index < ITEMS && v < p.vectors && at < p.outputs;
     }
 
     // The sums of the blocks of the cluster, in their order; `sums` are those of this block's share.

@@ -28,19 +28,10 @@ __device__ __forceinline__ float half_of_pair(uint pair, int side)
     return float(number);
 }
 
-template <typename A, typename B>
-struct SameType {
-    static constexpr bool value = false;
-};
-template <typename A>
-struct SameType<A, A> {
-    static constexpr bool value = true;
-};
-
 // The numbers of a pair, in a unit that is a power of two, times their scale, and with the bias where there are biases.
 __device__ __forceinline__ uint scaled_pair(uint pair, scale_t scale, bias_t bias, float unit = 1.0f)
 {
-    if (SameType<scale_t, vector_t>::value && !BIASES) {
+    if (sizeof(scale_t) == 2 && !BIASES) {
         return Numbers::mul(pair, pair_of(float(scale) / unit));
     }
     float factor = float(scale) / unit, added = BIASES ? float(bias) : 0.0f;

@@ -4,8 +4,7 @@
 // numbers of 64 rows of the matrix each, in the registers that tensor cores take them from, beside the products of the numbers
 // before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks share the spans. Grid: clusters
 // with tiles in turns in x, VECTORS by TILE_N results each.
-constexpr int TEAMS = (TILE_N + 63) / 64; // warpgroups that multiply; the last one may have fewer rows
-constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TEAMS * 128, THREADS = PRODUCERS + MULTIPLIERS;
+constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
@@ -16,9 +15,8 @@ constexpr int BIASES_AT = ONE_GROUP ? 0 : PIECES * TILE_N * sizeof(scale_t);
 constexpr int ZEROS_AT = BIASES_AT + (BIASES ? PIECES * TILE_N * sizeof(bias_t) : 0);
 constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
 constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
-constexpr int GATHERED_AT = PARTS_AT + TEAMS * PARTS_BYTES, SCALES_AT = GATHERED_AT + TEAMS * GATHERED_BYTES;
-constexpr int BARRIERS_AT = SCALES_AT + TEAMS * 64 * 4;
-static_assert(TILE_N % 16 == 0 && SPAN_BYTES % 1024 == 0, "each warp has 16 rows or none, and lines their permutation");
+constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
+constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
 
@@ -146,7 +144,8 @@ struct Belonging {
                 reinterpret_cast<bias_t*>(target + BIASES_AT)[at] = bias[piece];
             }
             if (ZEROS) {
-                float value = zero_of_group(zero[piece], group_of(span, piece));
+                int bits = int(zero[piece]), shift = group_of(span, piece) * ZERO_BITS % 8;
+                float value = float(ZERO_BITS < 8 ? bits >> shift & ((1 << ZERO_BITS) - 1) : bits);
                 reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)offset_pair(value);
             }
         }
@@ -193,18 +192,13 @@ __device__ __forceinline__ void bring_belongings(
     }
 }
 
-// Where a lane's pair of codes of the first octet of a row of a tile lies. Chunks of 16 bytes of a line lie permuted by exclusive
-// or.
-__device__ __forceinline__ int first_code(int row)
+// A lane's pair of codes of an octet: they are neighbours. Chunks of 16 bytes of a line lie permuted by exclusive or.
+__device__ __forceinline__ uint load_codes(const unsigned char* line, int octet)
 {
     constexpr int CHUNKS = CODE_ROW / 16, LINES = 128 / CODE_ROW; // lines that have the same permutation
-    return row * CODE_ROW + row / LINES % CHUNKS * 16 + int(threadIdx.x) % 4 * BITS / 4;
-}
-
-// A lane's pair of codes of an octet: they are neighbours.
-__device__ __forceinline__ uint load_codes(const unsigned char* codes, int first, int octet)
-{
-    const unsigned char* place = codes + (first ^ octet * BITS / 16 * 16) + octet * BITS % 16;
+    int quad = int(threadIdx.x) % 4, turned = int(threadIdx.x) % 32 / 4 / LINES % CHUNKS;
+    const unsigned char* chunk = line + quad * BITS / 4 + ((octet * BITS / 16) ^ turned) * 16;
+    const unsigned char* place = chunk + octet * BITS % 16;
     return BITS == 8 ? *reinterpret_cast<const unsigned short*>(place) : *place;
 }
 
@@ -222,7 +216,7 @@ struct Codes {
         for (int side = 0; side < SIDES; ++side) {
             #pragma unroll
             for (int octet = 0; octet < 4; ++octet) {
-                pair[side][octet] = load_codes(codes + side * 8 * CODE_ROW, first_code(row), step * 4 + octet);
+                pair[side][octet] = load_codes(codes + (row + side * 8) * CODE_ROW, step * 4 + octet);
             }
             int at = step * 32 / PIECE * TILE_N + row + side * 8;
             if (!ONE_GROUP) {
@@ -306,13 +300,12 @@ __device__ __forceinline__ void finish(
     float* parts = reinterpret_cast<float*>(shared + PARTS_AT + group * PARTS_BYTES);
     float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT + group * GATHERED_BYTES);
     float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT) + group * 64;
-    int end = min(at.row(p) + TILE_N, p.outputs);
     #pragma unroll
     for (int column = 0; column < COLUMNS; column += GATHERED) {
         Fetched fetched[ITEMS_EACH];
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, end, p);
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
             if (item.exists) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
@@ -335,7 +328,7 @@ __device__ __forceinline__ void finish(
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, end, p);
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
@@ -350,14 +343,12 @@ __device__ __forceinline__ void multiply_and_store(
     unsigned char* shared, const Ring& ring, const scale_t* scales, const codebook_t* entries, int rank, int clusters,
     OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int thread = int(threadIdx.x) - PRODUCERS;
-    int row = min(thread / 32 * 16, TILE_N - 16) + thread % 32 / 4; // a warp without rows computes others again
+    int thread = int(threadIdx.x) - PRODUCERS, row = thread / 32 * 16 + thread % 32 / 4;
     Codebook codebook;
     codebook.load(entries);
     Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
     wait_for_previous_grid();
     Turn turn{0, 0};
-    uint64 first_vectors = matrix_descriptor(ring.vectors(0));
     while (now.tile < p.tiles) {
         Sums sum;
         uint number[2][2][4];
@@ -374,7 +365,7 @@ __device__ __forceinline__ void multiply_and_store(
             wait_for_phase(ring.full(turn.stage), turn.parity);
             const unsigned char* codes = shared + turn.stage * SPAN_BYTES + VECTOR_BYTES;
             const unsigned char* belongings = shared + BELONGINGS_AT + turn.stage * BELONGING_BYTES;
-            uint64 vectors = first_vectors + turn.stage * (SPAN_BYTES >> 4);
+            uint64 vectors = matrix_descriptor(ring.vectors(turn.stage));
             Codes next;
             next.load(codes, belongings, row, 0);
             #pragma unroll

@@ -12,7 +12,6 @@ from cuda_compiler.artifact.vocabulary import TENSOR_CORES
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
-from cuda_compiler.products.code_numbers import CODE_FILES
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_inputs, part_macros, part_rows
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
@@ -39,7 +38,7 @@ _MACROS = (
     "TILE_N PART_N STAGES CLUSTER"
 )
 _INPUTS = "matrix scales zeros biases entries vector"
-_FILES = f"{CODE_FILES} clusters.cuh coded_rows_parts.cuh"
+_FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded_rows_parts.cuh"
 
 CODED_ROWS = KernelTemplate(
     "coded_rows",

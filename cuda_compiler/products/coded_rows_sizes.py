@@ -153,10 +153,9 @@ class CodedRows(ABC):
         """Dynamic shared memory of a block; as in the kernels' files."""
         together = min(self.columns(work), _GATHERED)
         gathered = self.cluster * ceil_div(together, self.cluster) if self.cluster > 1 else 0
-        parts = ceil_div(self.tile, self.part)
-        sums = parts * (self.part + 4) * (together + gathered)
+        sums = self.tile // self.part * (self.part + 4) * (together + gathered)
         staged = self.stages * (self.stage_bytes(work) + self.extra_bytes(work))
-        return staged + 4 * sums + 4 * parts * self.part
+        return staged + 4 * sums + 4 * self.tile
 
     def filling(self, work: Work, device: DeviceModel) -> Self | None:
         """The same with as many stages as shared memory holds; None where these are too few, or blocks would wait."""
@@ -206,13 +205,11 @@ class ByWarpgroups(CodedRows):
         groups: Those that multiply.
         most: Vectors of a tile at the most: up to 64, or a multiple of 64.
         places: Codes of a row that are brought together: 64 or 128.
-        rows: Of a tile, a multiple of 16, where the last warpgroup has fewer than it might.
     """
 
     groups: int
     most: int = _GATHERED
     places: int = _MOST_PLACES
-    rows: int = 0
 
     @property
     def part(self) -> int:
@@ -224,7 +221,7 @@ class ByWarpgroups(CodedRows):
 
     @property
     def tile(self) -> int:
-        return self.rows or WARPGROUP_ROWS * self.groups
+        return WARPGROUP_ROWS * self.groups
 
     @property
     def sets(self) -> int:

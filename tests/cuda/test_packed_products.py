@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_runtime import Device, load
 from tests.cuda.kernels import check_plan_compiles, kernels_for
-from tests.support.host_kernels import HAS_COMPILER, run_on_host
 
 SIZES = [
     ByWarpgroups(0, 1, groups, most, places)
@@ -89,18 +87,16 @@ class PackedProduct(torch.nn.Module):
     def inputs(self, m: int) -> Tensor:
         return torch.randn(m, self.columns, generator=torch.Generator().manual_seed(m)).to(self.dtype)
 
-    def numbers(self, dtype: torch.dtype) -> Tensor:
-        scales = self.scales.double() if dtype == torch.float64 else self.scales
+    def forward(self, x: Tensor) -> Tensor:
+        exact = x.dtype == torch.float64
+        scales = self.scales.double() if exact else self.scales
         plain = self.form.codebook or self.form.kind != torch.uint8
         parts = (getattr(self, name, None) for name in ("zeros", "biases", "entries"))
-        made: Tensor = torch.ops.npu_codes.dequantize(
+        made = torch.ops.npu_codes.dequantize(
             *(self.codes, scales, *parts, self.form.bits, self.columns, self.form.group),
-            *(1, 0 if plain else 8, dtype),
+            *(1, 0 if plain else 8, x.dtype),
         )
-        return made
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.silu(F.linear(x, self.numbers(x.dtype)))
+        return F.silu(F.linear(x, made))
 
     def compiled(self, m: int) -> CompiledProgram:
         return npu_compiler.compile(npu_compiler.extract(self.eval(), (self.inputs(m),)), target="cuda")
@@ -139,7 +135,7 @@ def check(model: PackedProduct, m: int, device: Device) -> None:
 def test_numbers_are_made_in_registers(form: Form) -> None:
     plan = PackedProduct(160, 384, form).compiled(130).main
     assert "warpgroup_codes" in {kernel.entry for kernel in kernels_for(plan, 90)}
-    assert {kernel.entry for kernel in kernels_for(plan, 80)} == {"code_numbers", "matmul"}
+    assert {kernel.entry for kernel in kernels_for(plan, 80)} == {"elementwise", "matmul"}
     check_plan_compiles(plan, 90)
 
 
@@ -155,29 +151,8 @@ def test_numbers_are_made_ahead_where_many_rows_read_them() -> None:
         [plan.kernels[call.kernel].entry for call in option.calls if isinstance(call, KernelCall)]
         for option in options_of(plan.steps[0])
     ]
-    assert ways[0][0] == "code_numbers"
+    assert ways[0][0] == "elementwise"
     assert ["warpgroup_codes"] in ways
-
-
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_numbers_ahead_are_those_of_the_codes(form: Form, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Each is rounded once, but for those of a codebook, whose entries are rounded first."""
-    model = PackedProduct(75, 384, form, dtype)
-    plan = model.compiled(130).main
-    calls = [call for step in plan.steps for option in options_of(step) for call in option.calls]
-    call = next(
-        call for call in calls if isinstance(call, KernelCall) and plan.kernels[call.kernel].entry == "code_numbers"
-    )
-    if form.scale == torch.float32:
-        model.scales = model.scales.half()  # as they are on the device
-    tensors = {f"b_{name}": part.view(torch.uint8).numpy() for name, part in model.named_buffers()}
-    written = torch.from_numpy(run_on_host(plan, call, tensors, tmp_path).copy()).view(dtype)
-    found = written[: 75 * 384].view(75, 384).double()
-    exact = model.numbers(torch.float64)
-    rounding = (exact.to(dtype).double() - exact).norm()
-    assert (found - exact).norm() <= (2.0 if form.codebook else 1.001) * rounding
 
 
 @pytest.mark.parametrize("architecture", [70, 80])
