@@ -102,8 +102,8 @@ __device__ __forceinline__ void bring_spans(
     }
 }
 
-// Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal ones
-// without a gap; times 2^127 they are numbers of this unit.
+// Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal
+// ones without a gap; times 2^127 they are numbers of this unit.
 constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
 constexpr float UNIT = SUBNORMAL ? 0.015625f : 1.0f;
 
