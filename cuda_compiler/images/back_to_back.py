@@ -12,11 +12,11 @@ from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
 from cuda_compiler.images.image_packing import CHUNK_BYTES, is_packed_image, is_packed_weight
 from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size, packs_by_element
 from cuda_compiler.tiles.teams import TeamTiling
-from cuda_compiler.tiles.templates import TILING_MACROS
+from cuda_compiler.tiles.tiling import TILING_MACROS
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
@@ -180,8 +180,8 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     assert isinstance(conv.image, Produced)
     made, device = conv.image.made, lowering.device
     assert isinstance(made.problem, Convolution)
-    found, inner = epilogue_positions(group, lowering, "sum"), epilogue_positions(made, lowering, "sum", prefix="m")
-    sizes = pack_size(group, found.operands, conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
+    work, inner = DirectedGroup.of(group, lowering), epilogue_positions(made, lowering, "sum", prefix="m")
+    sizes = work.pack_size(conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
     staged = packs_by_element(made, inner, PACK_SIZES[0])
     if set(sizes) != {PACK_SIZES[0]} or len(staged) > 1 or not all(_is_staged(load, made) for load in staged):
         return None
@@ -207,7 +207,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     launch = Launch(
         CONV2D_BACK_TO_BACK,
         grid=(tiling.grid(tiles, device), 1, 1),
-        values={BACKWARDS: backwards(group, lowering), "rows": conv.pixels},
+        values={BACKWARDS: work.backwards, "rows": conv.pixels},
         macros=macros,
         inputs={**inputs, "made": output_argument(made) if conv.image.stored else own.weight.argument},
         flops=conv.flops + sum(part.flops for part in (own, *others)),
@@ -216,7 +216,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         block=(tiling.threads, 1, 1),
         shared_bytes=shared_bytes,
     )
-    fused = anchor_epilogue(group, found, PACK_SIZES[0])
+    fused = work.epilogue(PACK_SIZES[0])
     return directed_launch(launch, changed(fused, text=_struct("LastEpilogue", fused.text)), lowering)
 
 
