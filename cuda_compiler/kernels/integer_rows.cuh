@@ -1,0 +1,400 @@
+// Products of a few rows by a matrix in codes that is read once, on tensor cores for integers:
+// result[v, o] = sum of vector[v, k] * scale(o, k) * (code(o, k) - zero(o, k)).
+// Codes of a byte are multiplied as they lie, those of four bits after two of them have been put apart. A vector is a number of
+// 16 bits for each element, times a power of two for each UNIT of them; its two bytes are two columns of a product, and with
+// few vectors the columns are FOLD units, of which each has zeros where the others have numbers. So sums of a unit are exact.
+// Each warp has codes on their way in shared memory of its own, STAGES parts of 8 units in 16 rows, a tile, the first ones
+// before the grid ahead of this one has finished; WARPS_K warps share a tile. Grid: tiles, in turns, in x.
+constexpr int THREADS = 32 * BLOCK_WARPS, TEAMS = BLOCK_WARPS / WARPS_K, TILE = 16;
+constexpr int UNITS = COMMON / UNIT, BUNDLES = UNITS / 4; // a bundle is four units, a step one bundle or two
+constexpr int UNIT_BYTES = UNIT * BITS / 8, BUNDLE_BYTES = 4 * UNIT_BYTES, STEP_BYTES = STEP * BUNDLE_BYTES; // of a row
+constexpr int ROW_BYTES = COMMON * BITS / 8;
+constexpr int FOLD = VECTORS == 1 ? 4 : VECTORS == 2 ? 2 : 1, BLOCKS = FOLD > 1 ? 1 : (VECTORS + 3) / 4; // of eight columns
+constexpr int CHAINS = FOLD > 1 ? 2 : 1; // of products that do not wait for each other
+constexpr int WORDS = UNIT_BYTES / 16, PRODUCTS = UNIT / 32; // a lane's words of a row's unit; products of a unit
+constexpr int BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
+constexpr int SCALE_BYTES = ONE_GROUP ? int(sizeof(scale_t)) : STEP * BUNDLE_GROUPS * int(sizeof(scale_t)); // of a row's step
+constexpr int ZERO_BYTES = ZEROS ? (STEP * BUNDLE_GROUPS * ZERO_BITS / 8 + 3 + 3) / 4 * 4 : 0;               // in whole words
+constexpr int SCALES_AT = TILE * STEP_BYTES, ZEROS_AT = SCALES_AT + TILE * SCALE_BYTES;
+constexpr int STAGE_BYTES = ZEROS_AT + TILE * ZERO_BYTES;
+constexpr int DIGIT_ROW = COMMON + 64; // neighbours begin in other banks
+constexpr int PART_ROW = TILE + 4, PART = BLOCKS * 4 * PART_ROW; // of a warp
+constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS;
+constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K);
+constexpr int DIGITS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, UNITS_AT = DIGITS_AT + 2 * VECTORS * DIGIT_ROW;
+constexpr int PARTS_AT = UNITS_AT + VECTORS * UNITS * 8, COMPUTED_AT = PARTS_AT + 2 * BLOCK_WARPS * PART * 4;
+static_assert(TILE % VALUES == 0, "stores take whole tiles");
+static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
+static_assert(STEP_BYTES % 128 == 0 && STAGE_BYTES % 16 == 0, "rows of shared memory that lanes read side by side");
+
+typedef TensorCores<PairOfCodes<code_t>> Integers;
+
+// Copies 4, 8 or 16 bytes, or fewer and zeros behind them.
+template <int BYTES>
+__device__ __forceinline__ void copy_part(void* target, const void* source, int bytes)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(target)), "l"(source), "n"(BYTES),
+                 "r"(bytes)
+                 : "memory");
+#endif
+}
+
+struct Parts {
+    const uint8* matrix;
+    const scale_t* scales;
+    const zero_t* zeros;
+};
+
+// Where a unit of a row begins in a stage, so that lanes that read together read from different banks.
+__device__ __forceinline__ int place_in_row(int byte, int row)
+{
+    return byte ^ row % (128 / UNIT_BYTES) * UNIT_BYTES;
+}
+
+// A warp's codes on their way.
+struct Ring {
+    unsigned char* stages;
+    Parts from;
+    int first, last;  // bundles of this warp
+    int tile, bundle; // what comes next
+
+    __device__ __forceinline__ void fill(unsigned char* stage, int further, const Params& p)
+    {
+        constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // rows that lanes copy at a time
+        static_assert(CHUNKS <= 32, "a step of a row is one access of a warp at the most");
+        int lane = int(threadIdx.x) % 32;
+        if (tile < p.tiles) {
+            int row = lane / CHUNKS, byte = lane % CHUNKS * 16;
+            bool valid = bundle + byte / BUNDLE_BYTES < last;
+            const uint8* source = from.matrix + (long long)(tile * TILE + row) * ROW_BYTES;
+            source += valid ? bundle * BUNDLE_BYTES + byte : 0;
+            #pragma unroll
+            for (int index = 0; index < TILE; index += TOGETHER) {
+                unsigned char* target = stage + (index + row) * STEP_BYTES + place_in_row(byte, index + row);
+                copy_chunk(target, source + index * ROW_BYTES, valid);
+            }
+            copy_scales(stage + SCALES_AT, lane, p);
+            if (ZEROS) {
+                copy_zeros(stage + ZEROS_AT, lane, p);
+            }
+        }
+        commit_copies();
+        bundle += STEP;
+        if (bundle >= last) {
+            bundle = first;
+            tile += further;
+        }
+    }
+
+    // Those of the step's groups; of whole rows with the last step.
+    __device__ __forceinline__ void copy_scales(unsigned char* target, int lane, const Params& p) const
+    {
+        if (ONE_GROUP) {
+            constexpr int ALL = TILE * int(sizeof(scale_t)) / 16;
+            if (bundle + STEP >= last && lane < ALL) {
+                copy_chunk(target + lane * 16, from.scales + tile * TILE + lane * (TILE / ALL), true);
+            }
+        } else {
+            constexpr int BYTES = SCALE_BYTES / STEP;
+            int row = lane / STEP, second = lane % STEP;
+            if (row < TILE && bundle + second < last) {
+                const scale_t* source = from.scales + (long long)(tile * TILE + row) * p.scale_row;
+                source += (bundle + second) * BUNDLE_GROUPS;
+                copy_part<BYTES>(target + row * SCALE_BYTES + second * BYTES, source, BYTES);
+            }
+        }
+    }
+
+    // Zero points begin at any byte; whole words are copied, but for what is behind the last row.
+    __device__ __forceinline__ void copy_zeros(unsigned char* target, int lane, const Params& p) const
+    {
+        constexpr int EACH = ZERO_BYTES / 4, ALL = TILE * EACH;
+        #pragma unroll
+        for (int index = lane; index < ALL; index += 32) {
+            int row = index / EACH, word = index % EACH;
+            long long at = zero_at(tile * TILE + row, bundle, p) / 4 * 4 + word * 4, end = (long long)p.outputs * p.zero_row;
+            int bytes = at + 4 <= end ? 4 : at < end ? int(end - at) : 0;
+            const uint8* source = reinterpret_cast<const uint8*>(from.zeros) + (bytes > 0 ? at : 0);
+            copy_part<4>(target + index * 4, source, bytes);
+        }
+    }
+
+    __device__ __forceinline__ static long long zero_at(int row, int bundle, const Params& p)
+    {
+        return (long long)row * p.zero_row + bundle * BUNDLE_GROUPS * ZERO_BITS / 8;
+    }
+};
+
+// The vectors in shared memory: for each its upper and its lower bytes; for each unit the power of two and, with its sign turned,
+// the sum.
+struct Vectors {
+    signed char* digits;
+    float2* units;
+
+    // From 8 elements a thread. Numbers of a unit have 14 bits and a sign where they are the largest.
+    __device__ __forceinline__ void make(const vector_t* source, int source_row) const
+    {
+        constexpr int OCTETS = COMMON / 8, ALL = VECTORS * OCTETS, SHARERS = UNIT / 8;
+        #pragma unroll 1
+        for (int base = int(threadIdx.x) / 32 * 32; base < ALL; base += THREADS) {
+            int index = base + int(threadIdx.x) % 32;
+            bool exists = index < ALL;
+            int v = exists ? index / OCTETS : 0, octet = exists ? index % OCTETS : 0;
+            Pack<vector_t, 8> given = load_pack<8>(source + (long long)v * source_row + octet * 8);
+            float largest = 0.0f;
+            #pragma unroll
+            for (int u = 0; u < 8; ++u) {
+                float size = __uint_as_float(__float_as_uint(float(given[u])) & 0x7fffffffu);
+                largest = greater(largest, size);
+            }
+            largest = warp_max<SHARERS>(largest);
+            uint exponent = __float_as_uint(largest) >> 23;
+            bool is_number = exponent < 255;
+            exponent = exponent < 14 ? 14 : exponent;
+            float factor = __uint_as_float((267u - exponent) << 23); // times this, the largest is below 2^14
+            int sum = 0;
+            uint upper[8], lower[8];
+            #pragma unroll
+            for (int u = 0; u < 8; ++u) {
+                int bits = __float_as_int(float(given[u]) * factor + WHOLE_FLOATS);
+                sum += bits - __float_as_int(WHOLE_FLOATS);
+                lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
+            }
+            float total = warp_sum<SHARERS>(float(sum));
+            if (exists) {
+                signed char* target = digits + 2 * v * DIGIT_ROW + octet * 8;
+                store_bytes(target, upper);
+                store_bytes(target + DIGIT_ROW, lower);
+                if (octet % SHARERS == 0) {
+                    float scale = is_number ? __uint_as_float((exponent - 13u) << 23) : __uint_as_float(0x7fc00000u);
+                    units[v * UNITS + octet / SHARERS] = make_float2(scale, -scale * total);
+                }
+            }
+        }
+    }
+
+private:
+    // In the order in which products meet them: that of bytes, or first those of the lower halves of bytes.
+    __device__ __forceinline__ static void store_bytes(signed char* target, const uint (&byte)[8])
+    {
+        constexpr int APART = BITS == 4 ? 2 : 1, SECOND = BITS == 4 ? 1 : 4;
+        Pack<uint, 2> word;
+        #pragma unroll
+        for (int half_octet = 0; half_octet < 2; ++half_octet) {
+            int first = half_octet * SECOND;
+            uint low = __byte_perm(byte[first], byte[first + APART], 0x0040);
+            uint high = __byte_perm(byte[first + 2 * APART], byte[first + 3 * APART], 0x0040);
+            word[half_octet] = __byte_perm(low, high, 0x5410);
+        }
+        store_pack(reinterpret_cast<uint*>(target), word);
+    }
+};
+
+// A lane's sums: of two rows of a tile for each block of columns.
+struct Sums {
+    float at[BLOCKS][2];
+};
+
+// The first operand of a unit's products, from two rows.
+__device__ __forceinline__ void load_codes(uint (&a)[PRODUCTS][4], const unsigned char* stage, int place)
+{
+    #pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        Pack<uint, WORDS> word = load_pack<WORDS>(reinterpret_cast<const uint*>(stage + place + side * 8 * STEP_BYTES));
+        #pragma unroll
+        for (int product = 0; product < PRODUCTS; ++product) {
+            if (BITS == 8) {
+                a[product][side] = word[product * 2 % WORDS];
+                a[product][side + 2] = word[(product * 2 + 1) % WORDS];
+            } else {
+                a[product][side] = word[product % WORDS] & 0x0f0f0f0fu;
+                a[product][side + 2] = word[product % WORDS] >> 4 & 0x0f0f0f0fu;
+            }
+        }
+    }
+}
+
+// What the codes of a lane's row are scaled by, and their zero point.
+struct Scales {
+    float scale, zero;
+
+    // Of a bundle's unit in a row of the stage; `at` is the bundle, and `second` its place in the step.
+    __device__ __forceinline__ Scales(
+        const unsigned char* stage, int tile, int row, int at, int second, int unit, const Params& p)
+        : scale(1.0f), zero(float(ZERO))
+    {
+        int group = ONE_GROUP ? 0 : second * BUNDLE_GROUPS + unit * UNIT / GROUP; // of the step
+        if (!ONE_GROUP) {
+            scale = float(reinterpret_cast<const scale_t*>(stage + SCALES_AT + row * SCALE_BYTES)[group]);
+        }
+        if (ZEROS) {
+            int first = int(Ring::zero_at(tile * TILE + row, at - second, p) % 4);
+            const unsigned char* bytes = stage + ZEROS_AT + row * ZERO_BYTES + first;
+            int found = ZERO_BITS == 8 ? int(zero_t(bytes[group])) : bytes[group / 2] >> group % 2 * 4 & 15;
+            zero = __int_as_float(found + __float_as_int(WHOLE_FLOATS)) - WHOLE_FLOATS;
+        }
+    }
+};
+
+// Adds the products of a bundle, the first or the second of a step.
+__device__ __forceinline__ void multiply_bundle(
+    Sums& sum, const unsigned char* stage, const Vectors& vectors, int tile, int at, int second, const Params& p)
+{
+    int lane = int(threadIdx.x) % 32, quad = lane % 4, row = lane / 4;
+    int column = lane / 4, member = FOLD > 1 ? column / 2 / VECTORS : 0; // as this lane has them of the second operand
+    #pragma unroll
+    for (int first = 0; first < 4; first += FOLD) {
+        uint x[BLOCKS][PRODUCTS * 2];
+        #pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) {
+            int v = FOLD > 1 ? column / 2 % VECTORS : block * 4 + column / 2;
+            const signed char* digits = vectors.digits + (2 * (v < VECTORS ? v : 0) + column % 2) * DIGIT_ROW;
+            digits += (at * 4 + first + member) * UNIT + quad * (UNIT / 4);
+            Pack<uint, PRODUCTS * 2> found = load_pack<PRODUCTS * 2>(reinterpret_cast<const uint*>(digits));
+            #pragma unroll
+            for (int word = 0; word < PRODUCTS * 2; ++word) {
+                x[block][word] = found[word];
+            }
+        }
+        float product_sum[CHAINS][BLOCKS][4];
+        #pragma unroll
+        for (int index = 0; index < CHAINS * BLOCKS * 4; ++index) {
+            product_sum[index / 4 / BLOCKS][index / 4 % BLOCKS][index % 4] = WHOLE_FLOATS;
+        }
+        #pragma unroll
+        for (int turn = 0; turn < FOLD; ++turn) {
+            int byte = (second * 4 + first + turn) * UNIT_BYTES;
+            uint a[PRODUCTS][4];
+            load_codes(a, stage, row * STEP_BYTES + place_in_row(byte, row) + quad * (UNIT_BYTES / 4));
+            #pragma unroll
+            for (int product = 0; product < PRODUCTS; ++product) {
+                #pragma unroll
+                for (int block = 0; block < BLOCKS; ++block) {
+                    uint b0 = member == turn ? x[block][product * 2] : 0, b1 = member == turn ? x[block][product * 2 + 1] : 0;
+                    Integers::multiply(product_sum[turn % CHAINS][block], a[product], b0, b1);
+                }
+            }
+        }
+        #pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) {
+            int v = FOLD > 1 ? quad % VECTORS : block * 4 + quad, unit = FOLD > 1 ? first + quad / VECTORS : first;
+            float2 own = vectors.units[(v < VECTORS ? v : 0) * UNITS + at * 4 + unit];
+            #pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                float number[2];
+                #pragma unroll
+                for (int digit = 0; digit < 2; ++digit) {
+                    int bits = __float_as_int(product_sum[0][block][side * 2 + digit]);
+                    if (CHAINS == 2) {
+                        float other = product_sum[CHAINS - 1][block][side * 2 + digit];
+                        bits += __float_as_int(other) - __float_as_int(WHOLE_FLOATS);
+                    }
+                    number[digit] = __int_as_float(bits) - WHOLE_FLOATS;
+                }
+                const Scales scales(stage, tile, row + side * 8, at, second, unit, p);
+                float value = own.x * (256.0f * number[0] + number[1]);
+                if (ZEROS || ZERO != 0) {
+                    value += scales.zero * own.y;
+                }
+                sum.at[block][side] += scales.scale * value;
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) integer_rows(
+    const uint8* matrix, const scale_t* scales, const zero_t* zeros, VECTOR_PARAMETERS OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, quad = lane % 4;
+    int team = warp / WARPS_K, share = warp % WARPS_K, member = int(threadIdx.x) % (32 * WARPS_K);
+    int further = int(gridDim.x) * TEAMS;
+    if (HURRIES) {
+        hurry_next_grid();
+    }
+    unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
+    Ring ring{stages, {matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
+    ring.tile = int(blockIdx.x) + int(gridDim.x) * team;
+    ring.bundle = ring.first;
+    #pragma unroll 1
+    for (int stage = 0; stage < STAGES; ++stage) {
+        ring.fill(stages + stage * STAGE_BYTES, further, p);
+    }
+    wait_for_previous_grid();
+    const Vectors vectors{
+        reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT), reinterpret_cast<float2*>(dynamic_shared + UNITS_AT)};
+#if PROLOGUE
+    vector_t* computed = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
+    for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
+        compute_row(v, int(threadIdx.x) % ROW_THREADS, computed, VECTOR_ARGUMENTS p);
+    }
+    __syncthreads();
+    vectors.make(computed, COMMON);
+#else
+    vectors.make(vector, p.vector_row);
+#endif
+    __syncthreads();
+    float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT);
+    int turn = 0, stage = 0;
+    for (int tile = int(blockIdx.x) + int(gridDim.x) * team; tile < p.tiles; tile += further, turn ^= 1) {
+        Fetched fetched[ITEMS_EACH];
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            int item = member + index * 32 * WARPS_K;
+            if (item < ITEMS) {
+                int at = tile * TILE + item % (TILE / VALUES) * VALUES;
+                fetched[index] = fetch(0, item / (TILE / VALUES), at / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
+        }
+        Sums sum = {};
+        float row_scale[2] = {1.0f, 1.0f};
+        #pragma unroll 1
+        for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
+            unsigned char* codes = stages + stage * STAGE_BYTES;
+            wait_for_copies<STAGES - 1>();
+            __syncwarp();
+            multiply_bundle(sum, codes, vectors, tile, bundle, 0, p);
+            if (STEP == 2 && bundle + 1 < ring.last) {
+                multiply_bundle(sum, codes, vectors, tile, bundle + 1, 1, p);
+            }
+            if (ONE_GROUP && bundle + STEP >= ring.last) {
+                row_scale[0] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4]);
+                row_scale[1] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4 + 8]);
+            }
+            __syncwarp(); // all lanes have read what is overwritten
+            ring.fill(codes, further, p);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+        float* part = parts + turn * BLOCK_WARPS * PART;
+        #pragma unroll
+        for (int index = 0; index < BLOCKS * 2; ++index) {
+            int block = index / 2, side = index % 2;
+            part[warp * PART + (block * 4 + quad) * PART_ROW + side * 8 + lane / 4] = sum.at[block][side] * row_scale[side];
+        }
+        if (WARPS_K > 1) {
+            synchronize(team + 1, 32 * WARPS_K);
+        } else {
+            __syncwarp();
+        }
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            int item = member + index * 32 * WARPS_K, v = item / (TILE / VALUES), first = item % (TILE / VALUES) * VALUES;
+            if (item < ITEMS) {
+                float value[VALUES];
+                #pragma unroll
+                for (int u = 0; u < VALUES; ++u) {
+                    value[u] = 0.0f;
+                    #pragma unroll
+                    for (int other = 0; other < WARPS_K * FOLD; ++other) {
+                        int from = (team * WARPS_K + other / FOLD) * PART + (other % FOLD * VECTORS + v) * PART_ROW;
+                        value[u] += part[from + first + u];
+                    }
+                }
+                store(value, fetched[index], 0, v, (tile * TILE + first) / PAIRS, out, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+    wait_for_copies<0>();
+}
