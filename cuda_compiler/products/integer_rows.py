@@ -52,11 +52,13 @@ class IntegerRows:
     Attributes:
         warps: Of a block.
         warps_k: Those that share a tile.
+        step: Bundles of a step.
         stages: Steps that each has on their way.
     """
 
     warps: int
     warps_k: int
+    step: int
     stages: int
 
 
@@ -81,25 +83,19 @@ class _Work:
     zero_bits: int
     computed: int
 
-    @property
-    def step(self) -> int:
-        """Bundles of a step."""
-        return 2 if self.bits == 4 else 1
-
-    @property
-    def stage_bytes(self) -> int:
+    def stage_bytes(self, step: int) -> int:
         """As in integer_rows.cuh."""
-        groups = self.step * _BUNDLE * self.unit // self.group
+        groups = step * _BUNDLE * self.unit // self.group
         scales = self.scale_bytes * (1 if self.one_group else groups)
         zeros = ceil_div(groups * self.zero_bits // 8 + 3, 4) * 4 if self.zero_bits else 0
-        return _TILE * (self.step * _BUNDLE * self.unit * self.bits // 8 + scales + zeros)
+        return _TILE * (step * _BUNDLE * self.unit * self.bits // 8 + scales + zeros)
 
     def shared_bytes(self, sizes: IntegerRows) -> int:
         """As in integer_rows.cuh."""
         digits = self.rows * (2 * (self.k + 64) + self.k // self.unit * 8)
         blocks = ceil_div(max(self.rows, 4), 4)
         parts = 2 * sizes.warps * blocks * 4 * (_TILE + 4) * 4
-        return sizes.warps * sizes.stages * self.stage_bytes + digits + parts + 2 * self.computed
+        return sizes.warps * sizes.stages * self.stage_bytes(sizes.step) + digits + parts + 2 * self.computed
 
 
 def _work_of(found: Product, lowering: Lowering) -> _Work | None:
@@ -144,21 +140,22 @@ def _work_of(found: Product, lowering: Lowering) -> _Work | None:
 
 def _sizes(work: _Work, device: DeviceModel) -> IntegerRows | None:
     tiles, bundles = work.outputs // _TILE, work.k // work.unit // _BUNDLE
+    step = 1
     if FORCE is not None:
         found = FORCE(work)
         if found is None:
             return None
-        warps, warps_k, budget = found
+        warps, warps_k, budget, step = found
     elif tiles <= 2 * device.cores:
         warps = warps_k = min(bundles, 12)
         budget = 110
     else:
         warps, warps_k, budget = 9, 1, 130
     stages = 20
-    while stages and work.shared_bytes(IntegerRows(warps, warps_k, stages)) > budget * 1024:
+    while stages and work.shared_bytes(IntegerRows(warps, warps_k, step, stages)) > budget * 1024:
         stages -= 1
-    passes = ceil_div(ceil_div(bundles, warps_k), work.step) * ceil_div(tiles, device.cores * (warps // warps_k))
-    return IntegerRows(warps, warps_k, min(stages, passes)) if stages > 0 else None
+    passes = ceil_div(ceil_div(bundles, warps_k), step) * ceil_div(tiles, device.cores * (warps // warps_k))
+    return IntegerRows(warps, warps_k, step, min(stages, passes)) if stages > 0 else None
 
 
 def integer_rows_options(
@@ -214,7 +211,7 @@ def integer_rows_options(
             "ZERO": int(codes.zero),
             "BLOCK_WARPS": sizes.warps,
             "WARPS_K": sizes.warps_k,
-            "STEP": work.step,
+            "STEP": sizes.step,
             "STAGES": sizes.stages,
             "RESIDENT": 1,
             "HURRIES": 1,
