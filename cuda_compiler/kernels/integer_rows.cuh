@@ -46,49 +46,62 @@ struct Parts {
     const zero_t* zeros;
 };
 
-// Where a unit of a row begins in a stage, so that lanes that read together read from different banks.
-__device__ __forceinline__ int place_in_row(int byte, int row)
-{
-    return byte ^ row % (128 / UNIT_BYTES) * UNIT_BYTES;
-}
+// Rows of a stage whose bytes lie in another order each, so that lanes that read together read from different banks.
+constexpr int ORDERS = 128 / UNIT_BYTES;
+__device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & (ORDERS - 1)) * UNIT_BYTES; }
 
-// A warp's codes on their way.
+// A warp's codes on their way, and what belongs to them.
 struct Ring {
-    unsigned char* stages;
     Parts from;
-    int first, last;  // bundles of this warp
-    int tile, bundle; // what comes next
+    int first, last;       // bundles of this warp
+    int tile, bundle;      // what comes next
+    const uint8* codes;    // this lane's part of it
+    const scale_t* scales; // its groups in the row whose scales this lane copies
 
-    __device__ __forceinline__ void fill(unsigned char* stage, int further, const Params& p)
+    static constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // of a row's step; rows that lanes copy at a time
+    static constexpr int ZERO_WORDS = ZERO_BYTES / 4;
+    static_assert(CHUNKS <= 32, "a step of a row is one access of a warp at the most");
+
+    __device__ __forceinline__ void seek(int place)
     {
-        constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // rows that lanes copy at a time
-        static_assert(CHUNKS <= 32, "a step of a row is one access of a warp at the most");
         int lane = int(threadIdx.x) % 32;
-        if (tile < p.tiles) {
-            int row = lane / CHUNKS, byte = lane % CHUNKS * 16;
-            bool valid = bundle + byte / BUNDLE_BYTES < last;
-            const uint8* source = from.matrix + (long long)(tile * TILE + row) * ROW_BYTES;
-            source += valid ? bundle * BUNDLE_BYTES + byte : 0;
-            #pragma unroll
-            for (int index = 0; index < TILE; index += TOGETHER) {
-                unsigned char* target = stage + (index + row) * STEP_BYTES + place_in_row(byte, index + row);
-                copy_chunk(target, source + index * ROW_BYTES, valid);
-            }
-            copy_scales(stage + SCALES_AT, lane, p);
-            if (ZEROS) {
-                copy_zeros(stage + ZEROS_AT, lane, p);
-            }
-        }
-        commit_copies();
-        bundle += STEP;
-        if (bundle >= last) {
-            bundle = first;
-            tile += further;
+        tile = place;
+        bundle = first;
+        codes = from.matrix + (long long)(tile * TILE + lane / CHUNKS) * ROW_BYTES + bundle * BUNDLE_BYTES + lane % CHUNKS * 16;
+        if (!ONE_GROUP) {
+            int own = bundle + lane % STEP;
+            scales = from.scales + (long long)(tile * TILE + lane / STEP) * (UNITS * UNIT / GROUP) + own * BUNDLE_GROUPS;
         }
     }
 
+    __device__ __forceinline__ void fill(unsigned char* stage, int further, const Params& p)
+    {
+        if (tile < p.tiles) {
+            int lane = int(threadIdx.x) % 32, row = lane / CHUNKS, byte = lane % CHUNKS * 16;
+            bool valid = STEP == 1 || bundle + byte / BUNDLE_BYTES < last;
+            unsigned char* target = stage + row * STEP_BYTES;
+            int place = place_in_row(byte, row);
+            #pragma unroll
+            for (int index = 0; index < TILE; index += TOGETHER) { // rows are sums of bits that no two of them have
+                const uint8* source = valid ? codes + index * ROW_BYTES : from.matrix;
+                copy_chunk(target + index * STEP_BYTES + place_in_row(place, index), source, valid);
+            }
+            copy_scales(stage + SCALES_AT, lane);
+            if (ZEROS) {
+                copy_zeros(stage + ZEROS_AT, lane, p);
+            }
+            bundle += STEP;
+            codes += STEP_BYTES;
+            scales += ONE_GROUP ? 0 : STEP * BUNDLE_GROUPS;
+            if (bundle >= last) {
+                seek(tile + further);
+            }
+        }
+        commit_copies();
+    }
+
     // Those of the step's groups; of whole rows with the last step.
-    __device__ __forceinline__ void copy_scales(unsigned char* target, int lane, const Params& p) const
+    __device__ __forceinline__ void copy_scales(unsigned char* target, int lane) const
     {
         if (ONE_GROUP) {
             constexpr int ALL = TILE * int(sizeof(scale_t)) / 16;
@@ -99,9 +112,7 @@ struct Ring {
             constexpr int BYTES = SCALE_BYTES / STEP;
             int row = lane / STEP, second = lane % STEP;
             if (row < TILE && bundle + second < last) {
-                const scale_t* source = from.scales + (long long)(tile * TILE + row) * p.scale_row;
-                source += (bundle + second) * BUNDLE_GROUPS;
-                copy_part<BYTES>(target + row * SCALE_BYTES + second * BYTES, source, BYTES);
+                copy_part<BYTES>(target + row * SCALE_BYTES + second * BYTES, scales, BYTES);
             }
         }
     }
@@ -109,20 +120,21 @@ struct Ring {
     // Zero points begin at any byte; whole words are copied, but for what is behind the last row.
     __device__ __forceinline__ void copy_zeros(unsigned char* target, int lane, const Params& p) const
     {
-        constexpr int EACH = ZERO_BYTES / 4, ALL = TILE * EACH;
+        const uint8* bytes = reinterpret_cast<const uint8*>(from.zeros);
+        int end = p.outputs * p.zero_row;
         #pragma unroll
-        for (int index = lane; index < ALL; index += 32) {
-            int row = index / EACH, word = index % EACH;
-            long long at = zero_at(tile * TILE + row, bundle, p) / 4 * 4 + word * 4, end = (long long)p.outputs * p.zero_row;
-            int bytes = at + 4 <= end ? 4 : at < end ? int(end - at) : 0;
-            const uint8* source = reinterpret_cast<const uint8*>(from.zeros) + (bytes > 0 ? at : 0);
-            copy_part<4>(target + index * 4, source, bytes);
+        for (int first_word = 0; first_word < TILE * ZERO_WORDS; first_word += 32) {
+            int index = first_word + lane, row = index / ZERO_WORDS, word = index % ZERO_WORDS;
+            int at = (zero_at(tile * TILE + row, bundle, p) & ~3) + word * 4, left = end - at;
+            if (TILE * ZERO_WORDS % 32 == 0 || row < TILE) {
+                copy_part<4>(target + index * 4, bytes + (left > 0 ? at : 0), left > 4 ? 4 : left > 0 ? left : 0);
+            }
         }
     }
 
-    __device__ __forceinline__ static long long zero_at(int row, int bundle, const Params& p)
+    __device__ __forceinline__ static int zero_at(int row, int bundle, const Params& p)
     {
-        return (long long)row * p.zero_row + bundle * BUNDLE_GROUPS * ZERO_BITS / 8;
+        return row * p.zero_row + bundle * (BUNDLE_GROUPS * ZERO_BITS / 8);
     }
 };
 
@@ -229,9 +241,9 @@ struct Scales {
             scale = float(reinterpret_cast<const scale_t*>(stage + SCALES_AT + row * SCALE_BYTES)[group]);
         }
         if (ZEROS) {
-            int first = int(Ring::zero_at(tile * TILE + row, at - second, p) % 4);
+            int first = Ring::zero_at(tile * TILE + row, at - second, p) & 3;
             const unsigned char* bytes = stage + ZEROS_AT + row * ZERO_BYTES + first;
-            int found = ZERO_BITS == 8 ? int(zero_t(bytes[group])) : bytes[group / 2] >> group % 2 * 4 & 15;
+            int found = ZERO_BITS == 8 ? int(zero_t(bytes[group])) : bytes[group >> 1] >> (group & 1) * 4 & 15;
             zero = __int_as_float(found + __float_as_int(WHOLE_FLOATS)) - WHOLE_FLOATS;
         }
     }
@@ -315,9 +327,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) integer_rows(
         hurry_next_grid();
     }
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
-    Ring ring{stages, {matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
-    ring.tile = int(blockIdx.x) + int(gridDim.x) * team;
-    ring.bundle = ring.first;
+    Ring ring{{matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
+    ring.seek(int(blockIdx.x) + int(gridDim.x) * team);
     #pragma unroll 1
     for (int stage = 0; stage < STAGES; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);

@@ -32,7 +32,7 @@ _GROUPS = (32, 64, 128)
 
 INTEGER_ROWS = KernelTemplate(
     "integer_rows",
-    params="int outputs, tiles, vector_row, scale_row, zero_row",
+    params="int outputs, tiles, vector_row, zero_row",
     macros=(
         "vector_t code_t scale_t zero_t COMMON VECTORS BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO BLOCK_WARPS WARPS_K "
         "STEP STAGES RESIDENT HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
@@ -192,7 +192,6 @@ def integer_rows_options(
             "outputs": found.n,
             "tiles": tiles,
             "vector_row": vector.along,
-            "scale_row": codes.scale.strides[-1],
             "zero_row": 0 if codes.zeros is None else codes.zeros.strides[-1],
         },
         macros={
