@@ -144,49 +144,61 @@ struct Vectors {
     signed char* digits;
     float2* units;
 
-    // From 8 elements a thread. Numbers of a unit have 14 bits and a sign where they are the largest.
+    // By all threads, which have 8 elements at a time.
     __device__ __forceinline__ void make(const vector_t* source, int source_row) const
     {
-        constexpr int OCTETS = COMMON / 8, ALL = VECTORS * OCTETS, SHARERS = UNIT / 8;
+        constexpr int OCTETS = COMMON / 8, ALL = VECTORS * OCTETS, ROUNDS = (ALL + THREADS - 1) / THREADS;
+        constexpr int AT_ONCE = ROUNDS < 4 ? ROUNDS : 4; // so many loads wait for memory together
         #pragma unroll 1
-        for (int base = int(threadIdx.x) / 32 * 32; base < ALL; base += THREADS) {
-            int index = base + int(threadIdx.x) % 32;
-            bool exists = index < ALL;
-            int v = exists ? index / OCTETS : 0, octet = exists ? index % OCTETS : 0;
-            Pack<vector_t, 8> given = load_pack<8>(source + (long long)v * source_row + octet * 8);
-            float largest = 0.0f;
+        for (int base = int(threadIdx.x); base / 32 * 32 < ALL; base += AT_ONCE * THREADS) {
+            Pack<vector_t, 8> given[AT_ONCE];
             #pragma unroll
-            for (int u = 0; u < 8; ++u) {
-                float size = __uint_as_float(__float_as_uint(float(given[u])) & 0x7fffffffu);
-                largest = greater(largest, size);
+            for (int each = 0; each < AT_ONCE; ++each) {
+                int index = base + each * THREADS < ALL ? base + each * THREADS : 0;
+                given[each] = load_pack<8>(source + (long long)(index / OCTETS) * source_row + index % OCTETS * 8);
             }
-            largest = warp_max<SHARERS>(largest);
-            uint exponent = __float_as_uint(largest) >> 23;
-            bool is_number = exponent < 255;
-            exponent = exponent < 14 ? 14 : exponent;
-            float factor = __uint_as_float((267u - exponent) << 23); // times this, the largest is below 2^14
-            int sum = 0;
-            uint upper[8], lower[8];
             #pragma unroll
-            for (int u = 0; u < 8; ++u) {
-                int bits = __float_as_int(float(given[u]) * factor + WHOLE_FLOATS);
-                sum += bits - __float_as_int(WHOLE_FLOATS);
-                lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
-            }
-            float total = warp_sum<SHARERS>(float(sum));
-            if (exists) {
-                signed char* target = digits + 2 * v * DIGIT_ROW + octet * 8;
-                store_bytes(target, upper);
-                store_bytes(target + DIGIT_ROW, lower);
-                if (octet % SHARERS == 0) {
-                    float scale = is_number ? __uint_as_float((exponent - 13u) << 23) : __uint_as_float(0x7fc00000u);
-                    units[v * UNITS + octet / SHARERS] = make_float2(scale, -scale * total);
-                }
+            for (int each = 0; each < AT_ONCE; ++each) {
+                int index = base + each * THREADS;
+                make_octet(given[each], index / OCTETS, index % OCTETS, index < ALL);
             }
         }
     }
 
 private:
+    // Numbers of a unit, whose octets neighbouring lanes have, get 14 bits and a sign where they are the largest.
+    __device__ __forceinline__ void make_octet(const Pack<vector_t, 8>& given, int v, int octet, bool exists) const
+    {
+        constexpr int SHARERS = UNIT / 8;
+        float largest = 0.0f;
+        #pragma unroll
+        for (int u = 0; u < 8; ++u) {
+            largest = greater(largest, __uint_as_float(__float_as_uint(float(given[u])) & 0x7fffffffu));
+        }
+        uint exponent = __float_as_uint(warp_max<SHARERS>(largest)) >> 23;
+        bool is_number = exponent < 255;
+        exponent = exponent < 14 ? 14 : exponent;
+        float factor = __uint_as_float((267u - exponent) << 23); // times this, the largest is below 2^14
+        int sum = 0;
+        uint upper[8], lower[8];
+        #pragma unroll
+        for (int u = 0; u < 8; ++u) {
+            int bits = __float_as_int(float(given[u]) * factor + WHOLE_FLOATS);
+            sum += bits - __float_as_int(WHOLE_FLOATS);
+            lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
+        }
+        float total = warp_sum<SHARERS>(float(sum));
+        if (exists) {
+            signed char* target = digits + 2 * v * DIGIT_ROW + octet * 8;
+            store_bytes(target, upper);
+            store_bytes(target + DIGIT_ROW, lower);
+            if (octet % SHARERS == 0) {
+                float scale = is_number ? __uint_as_float((exponent - 13u) << 23) : __uint_as_float(0x7fc00000u);
+                units[v * UNITS + octet / SHARERS] = make_float2(scale, -scale * total);
+            }
+        }
+    }
+
     // In the order in which products meet them: that of bytes, or first those of the lower halves of bytes.
     __device__ __forceinline__ static void store_bytes(signed char* target, const uint (&byte)[8])
     {
