@@ -11,7 +11,7 @@ constexpr int UNIT_BYTES = UNIT * BITS / 8, BUNDLE_BYTES = 4 * UNIT_BYTES, STEP_
 constexpr int ROW_BYTES = COMMON * BITS / 8;
 constexpr int FOLD = VECTORS == 1 ? 4 : VECTORS == 2 ? 2 : 1, BLOCKS = FOLD > 1 ? 1 : (VECTORS + 3) / 4; // of eight columns
 constexpr int CHAINS = FOLD > 1 ? 2 : 1; // of products that do not wait for each other
-constexpr int WORDS = UNIT_BYTES / 16, PRODUCTS = UNIT / 32; // a lane's words of a row's unit; products of a unit
+constexpr int PAIRS_OF_CHUNKS = BUNDLE_BYTES / 32, PRODUCTS = UNIT / 32; // of a bundle's row; of a unit
 constexpr int BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
 constexpr int SCALE_BYTES = ONE_GROUP ? int(sizeof(scale_t)) : STEP * BUNDLE_GROUPS * int(sizeof(scale_t)); // of a row's step
 constexpr int ZERO_BYTES = ZEROS ? (STEP * BUNDLE_GROUPS * ZERO_BITS / 8 + 3 + 3) / 4 * 4 : 0;               // in whole words
@@ -46,9 +46,8 @@ struct Parts {
     const zero_t* zeros;
 };
 
-// Rows of a stage whose bytes lie in another order each, so that lanes that read together read from different banks.
-constexpr int ORDERS = 128 / UNIT_BYTES;
-__device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & (ORDERS - 1)) * UNIT_BYTES; }
+// Rows of a stage have their chunks in another order each, so that eight of them are read from different banks.
+__device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & 7) * 16; }
 
 // A warp's codes on their way, and what belongs to them.
 struct Ring {
@@ -189,9 +188,9 @@ private:
         }
         float total = warp_sum<SHARERS>(float(sum));
         if (exists) {
-            signed char* target = digits + 2 * v * DIGIT_ROW + octet * 8;
-            store_bytes(target, upper);
-            store_bytes(target + DIGIT_ROW, lower);
+            signed char* unit = digits + 2 * v * DIGIT_ROW + octet / SHARERS * UNIT;
+            store_bytes(unit, octet % SHARERS, upper);
+            store_bytes(unit + DIGIT_ROW, octet % SHARERS, lower);
             if (octet % SHARERS == 0) {
                 float scale = is_number ? __uint_as_float((exponent - 13u) << 23) : __uint_as_float(0x7fc00000u);
                 units[v * UNITS + octet / SHARERS] = make_float2(scale, -scale * total);
@@ -199,19 +198,28 @@ private:
         }
     }
 
-    // In the order in which products meet them: that of bytes, or first those of the lower halves of bytes.
-    __device__ __forceinline__ static void store_bytes(signed char* target, const uint (&byte)[8])
+    // Each lane reads its part of a unit's products from one place: of each product two words, of codes of four bits those of the
+    // lower halves of bytes first.
+    __device__ __forceinline__ static void store_bytes(signed char* unit, int octet, const uint (&byte)[8])
     {
         constexpr int APART = BITS == 4 ? 2 : 1, SECOND = BITS == 4 ? 1 : 4;
-        Pack<uint, 2> word;
+        uint word[2];
         #pragma unroll
-        for (int half_octet = 0; half_octet < 2; ++half_octet) {
-            int first = half_octet * SECOND;
+        for (int side = 0; side < 2; ++side) {
+            int first = side * SECOND;
             uint low = __byte_perm(byte[first], byte[first + APART], 0x0040);
             uint high = __byte_perm(byte[first + 2 * APART], byte[first + 3 * APART], 0x0040);
-            word[half_octet] = __byte_perm(low, high, 0x5410);
+            word[side] = __byte_perm(low, high, 0x5410);
         }
-        store_pack(reinterpret_cast<uint*>(target), word);
+        if (BITS == 4) {
+            Pack<uint, 2> both;
+            both[0] = word[0], both[1] = word[1];
+            store_pack(reinterpret_cast<uint*>(unit + octet % 4 * (UNIT / 4) + octet / 4 * 8), both);
+        } else {
+            uint* target = reinterpret_cast<uint*>(unit + octet % 2 * 2 * (UNIT / 4) + octet / 2 * 4);
+            target[0] = word[0];
+            target[UNIT / 16] = word[1];
+        }
     }
 };
 
@@ -220,24 +228,34 @@ struct Sums {
     float at[BLOCKS][2];
 };
 
-// The first operand of a unit's products, from two rows.
-__device__ __forceinline__ void load_codes(uint (&a)[PRODUCTS][4], const unsigned char* stage, int place)
-{
-    #pragma unroll
-    for (int side = 0; side < 2; ++side) {
-        Pack<uint, WORDS> word = load_pack<WORDS>(reinterpret_cast<const uint*>(stage + place + side * 8 * STEP_BYTES));
+// A bundle's codes of 16 rows, of the step's first or second bundle, in the order of the operand of products of bytes.
+struct Codes {
+    uint word[PAIRS_OF_CHUNKS][4];
+
+    __device__ __forceinline__ Codes(const unsigned char* stage, int second)
+    {
+        int lane = int(threadIdx.x) % 32, row = lane % 16, place = place_in_row(lane / 16 * 16, row);
+        uint first = shared_address(stage + row * STEP_BYTES);
         #pragma unroll
-        for (int product = 0; product < PRODUCTS; ++product) {
+        for (int pair = 0; pair < PAIRS_OF_CHUNKS; ++pair) {
+            int byte = second * BUNDLE_BYTES + pair * 32;
+            load_matrices(word[pair], first + byte / 128 * 128 + (place ^ byte % 128));
+        }
+    }
+
+    __device__ __forceinline__ void of_product(uint (&a)[4], int product) const
+    {
+        #pragma unroll
+        for (int part = 0; part < 4; ++part) {
             if (BITS == 8) {
-                a[product][side] = word[product * 2 % WORDS];
-                a[product][side + 2] = word[(product * 2 + 1) % WORDS];
+                a[part] = word[product % PAIRS_OF_CHUNKS][part];
             } else {
-                a[product][side] = word[product % WORDS] & 0x0f0f0f0fu;
-                a[product][side + 2] = word[product % WORDS] >> 4 & 0x0f0f0f0fu;
+                uint found = word[product / 2][product % 2 * 2 + part % 2];
+                a[part] = (part < 2 ? found : found >> 4) & 0x0f0f0f0fu;
             }
         }
     }
-}
+};
 
 // What the codes of a lane's row are scaled by, and their zero point.
 struct Scales {
@@ -267,6 +285,7 @@ __device__ __forceinline__ void multiply_bundle(
 {
     int lane = int(threadIdx.x) % 32, quad = lane % 4, row = lane / 4;
     int column = lane / 4, member = FOLD > 1 ? column / 2 / VECTORS : 0; // as this lane has them of the second operand
+    const Codes codes(stage, second);
     #pragma unroll
     for (int first = 0; first < 4; first += FOLD) {
         uint x[BLOCKS][PRODUCTS * 2];
@@ -288,15 +307,14 @@ __device__ __forceinline__ void multiply_bundle(
         }
         #pragma unroll
         for (int turn = 0; turn < FOLD; ++turn) {
-            int byte = (second * 4 + first + turn) * UNIT_BYTES;
-            uint a[PRODUCTS][4];
-            load_codes(a, stage, row * STEP_BYTES + place_in_row(byte, row) + quad * (UNIT_BYTES / 4));
             #pragma unroll
             for (int product = 0; product < PRODUCTS; ++product) {
+                uint a[4];
+                codes.of_product(a, (first + turn) * PRODUCTS + product);
                 #pragma unroll
                 for (int block = 0; block < BLOCKS; ++block) {
                     uint b0 = member == turn ? x[block][product * 2] : 0, b1 = member == turn ? x[block][product * 2 + 1] : 0;
-                    Integers::multiply(product_sum[turn % CHAINS][block], a[product], b0, b1);
+                    Integers::multiply(product_sum[turn % CHAINS][block], a, b0, b1);
                 }
             }
         }

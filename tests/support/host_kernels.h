@@ -329,6 +329,23 @@ static void host_wgmma(float (&sum)[EIGHTS][4], unsigned long long a, unsigned l
     host_multiply_columns(sum, [&](int row, int k) { return host_from_shared(a, row, k); }, b, adds, is_half);
 }
 
+// ldmatrix of four matrices.
+static void host_load_matrices(unsigned (&matrix)[4], unsigned row)
+{
+    int lane = current->thread.x % 32;
+    current->warp->word[lane][0] = row;
+    __syncwarp();
+    for (int index = 0; index < 4; ++index) {
+        unsigned at = current->warp->word[index * 8 + lane / 4][0];
+        if (at % 16) {
+            fprintf(stderr, "a row of a matrix at an odd place\n");
+            abort();
+        }
+        memcpy(&matrix[index], host_shared() + at + lane % 4 * 4, 4);
+    }
+    __syncwarp();
+}
+
 // stmatrix of four transposed matrices.
 static void host_store_matrices(unsigned address, const unsigned (&word)[4])
 {

@@ -58,6 +58,9 @@ _FUNCTIONS = {
         "inline void copy_chunk(void* target, const void* source, bool valid)\n{\n"
         "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
     ),
+    "load_matrices": (
+        "inline void load_matrices(uint (&matrix)[4], uint row)\n{\n    host_load_matrices(matrix, row);\n}\n"
+    ),
     "copy_part": (
         "inline void copy_part(void* target, const void* source, int bytes)\n{\n"
         "    host_copy_part(target, source, bytes, BYTES);\n}\n"
