@@ -17,12 +17,15 @@ constexpr int SCALE_BYTES = ONE_GROUP ? int(sizeof(scale_t)) : STEP * BUNDLE_GRO
 constexpr int ZERO_BYTES = ZEROS ? (STEP * BUNDLE_GROUPS * ZERO_BITS / 8 + 3 + 3) / 4 * 4 : 0;               // in whole words
 constexpr int SCALES_AT = TILE * STEP_BYTES, ZEROS_AT = SCALES_AT + TILE * SCALE_BYTES;
 constexpr int STAGE_BYTES = ZEROS_AT + TILE * ZERO_BYTES;
-constexpr int DIGIT_ROW = COMMON + 64; // neighbours begin in other banks
+constexpr int ALL_SHARES = CLUSTER * WARPS_K, BLOCK_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER; // at the most
+constexpr int DIGIT_ROW = BLOCK_BUNDLES * 4 * UNIT + 64; // neighbours begin in other banks
 constexpr int PART_ROW = TILE + 4, PART = BLOCKS * 4 * PART_ROW; // of a warp
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS;
-constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K);
+constexpr int SHARE = (ITEMS + CLUSTER - 1) / CLUSTER; // of a tile's items, which a block of a cluster stores
+constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K), SHARE_EACH = (SHARE + 32 * WARPS_K - 1) / (32 * WARPS_K);
 constexpr int DIGITS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, UNITS_AT = DIGITS_AT + 2 * VECTORS * DIGIT_ROW;
-constexpr int PARTS_AT = UNITS_AT + VECTORS * UNITS * 8, COMPUTED_AT = PARTS_AT + 2 * BLOCK_WARPS * PART * 4;
+constexpr int PARTS_AT = UNITS_AT + VECTORS * BLOCK_BUNDLES * 32, GATHERED_AT = PARTS_AT + 2 * BLOCK_WARPS * PART * 4;
+constexpr int COMPUTED_AT = GATHERED_AT + (CLUSTER > 1 ? (2 * TEAMS * CLUSTER * SHARE * VALUES * 4 + 15) / 16 * 16 : 0);
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
 static_assert(STEP_BYTES % 128 == 0 && STAGE_BYTES % 16 == 0, "rows of shared memory that lanes read side by side");
@@ -142,19 +145,22 @@ struct Ring {
 struct Vectors {
     signed char* digits;
     float2* units;
+    int first, last; // bundles that this block has
 
     // By all threads, which have 8 elements at a time.
     __device__ __forceinline__ void make(const vector_t* source, int source_row) const
     {
-        constexpr int OCTETS = COMMON / 8, ALL = VECTORS * OCTETS, ROUNDS = (ALL + THREADS - 1) / THREADS;
+        constexpr int OCTETS = BLOCK_BUNDLES * UNIT / 2, ALL = VECTORS * OCTETS, ROUNDS = (ALL + THREADS - 1) / THREADS;
         constexpr int AT_ONCE = ROUNDS < 4 ? ROUNDS : 4; // so many loads wait for memory together
         #pragma unroll 1
         for (int base = int(threadIdx.x); base / 32 * 32 < ALL; base += AT_ONCE * THREADS) {
             Pack<vector_t, 8> given[AT_ONCE];
             #pragma unroll
             for (int each = 0; each < AT_ONCE; ++each) {
-                int index = base + each * THREADS < ALL ? base + each * THREADS : 0;
-                given[each] = load_pack<8>(source + (long long)(index / OCTETS) * source_row + index % OCTETS * 8);
+                int index = base + each * THREADS, octet = index % OCTETS + first * (UNIT / 2);
+                bool exists = index < ALL && (BUNDLES % CLUSTER == 0 || octet < last * (UNIT / 2));
+                const vector_t* from = source + (long long)(index / OCTETS) * source_row + octet * 8;
+                given[each] = load_pack<8>(exists ? from : source);
             }
             #pragma unroll
             for (int each = 0; each < AT_ONCE; ++each) {
@@ -193,7 +199,7 @@ private:
             store_bytes(unit + DIGIT_ROW, octet % SHARERS, lower);
             if (octet % SHARERS == 0) {
                 float scale = is_number ? __uint_as_float((exponent - 13u) << 23) : __uint_as_float(0x7fc00000u);
-                units[v * UNITS + octet / SHARERS] = make_float2(scale, -scale * total);
+                units[v * BLOCK_BUNDLES * 4 + octet / SHARERS] = make_float2(scale, -scale * total);
             }
         }
     }
@@ -293,7 +299,7 @@ __device__ __forceinline__ void multiply_bundle(
         for (int block = 0; block < BLOCKS; ++block) {
             int v = FOLD > 1 ? column / 2 % VECTORS : block * 4 + column / 2;
             const signed char* digits = vectors.digits + (2 * (v < VECTORS ? v : 0) + column % 2) * DIGIT_ROW;
-            digits += (at * 4 + first + member) * UNIT + quad * (UNIT / 4);
+            digits += ((at - vectors.first) * 4 + first + member) * UNIT + quad * (UNIT / 4);
             Pack<uint, PRODUCTS * 2> found = load_pack<PRODUCTS * 2>(reinterpret_cast<const uint*>(digits));
             #pragma unroll
             for (int word = 0; word < PRODUCTS * 2; ++word) {
@@ -321,7 +327,7 @@ __device__ __forceinline__ void multiply_bundle(
         #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             int v = FOLD > 1 ? quad % VECTORS : block * 4 + quad, unit = FOLD > 1 ? first + quad / VECTORS : first;
-            float2 own = vectors.units[(v < VECTORS ? v : 0) * UNITS + at * 4 + unit];
+            float2 own = vectors.units[((v < VECTORS ? v : 0) * BLOCK_BUNDLES + at - vectors.first) * 4 + unit];
             #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 float number[2];
@@ -345,27 +351,84 @@ __device__ __forceinline__ void multiply_bundle(
     }
 }
 
+// A thread's values of a tile's results: which row of the result, and which neighbours.
+struct Item {
+    int v, first, at; // `at` is the first of VALUES neighbours, `first` its place in the tile
+
+    __device__ __forceinline__ Item(int index, int tile)
+        : v(index / (TILE / VALUES)), first(index % (TILE / VALUES) * VALUES), at(tile * TILE + first)
+    {
+    }
+};
+
+// The sum of a tile's result from those of a team's warps, always in the same order.
+__device__ __forceinline__ float sum_of_warps(const float* parts, int team, int v, int row)
+{
+    float sum = 0.0f;
+    #pragma unroll
+    for (int other = 0; other < WARPS_K * FOLD; ++other) {
+        sum += parts[(team * WARPS_K + other / FOLD) * PART + (other % FOLD * VECTORS + v) * PART_ROW + row];
+    }
+    return sum;
+}
+
+// A tile's sums in this warp's part of k, by rows of the parts.
+__device__ __forceinline__ void multiply_tile(
+    float* part, unsigned char* stages, int& stage, Ring& ring, const Vectors& vectors, int tile, int further, const Params& p)
+{
+    int lane = int(threadIdx.x) % 32;
+    Sums sum = {};
+    float row_scale[2] = {1.0f, 1.0f};
+    #pragma unroll 1
+    for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
+        unsigned char* codes = stages + stage * STAGE_BYTES;
+        wait_for_copies<STAGES - 1>();
+        __syncwarp();
+        multiply_bundle(sum, codes, vectors, tile, bundle, 0, p);
+        if (STEP == 2 && bundle + 1 < ring.last) {
+            multiply_bundle(sum, codes, vectors, tile, bundle + 1, 1, p);
+        }
+        if (ONE_GROUP && bundle + STEP >= ring.last) {
+            row_scale[0] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4]);
+            row_scale[1] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4 + 8]);
+        }
+        __syncwarp(); // all lanes have read what is overwritten
+        ring.fill(codes, further, p);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+    #pragma unroll
+    for (int index = 0; index < BLOCKS * 2; ++index) {
+        int block = index / 2, side = index % 2;
+        part[(block * 4 + lane % 4) * PART_ROW + side * 8 + lane / 4] = sum.at[block][side] * row_scale[side];
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) integer_rows(
     const uint8* matrix, const scale_t* scales, const zero_t* zeros, VECTOR_PARAMETERS OUT_T* out,
     EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, quad = lane % 4;
-    int team = warp / WARPS_K, share = warp % WARPS_K, member = int(threadIdx.x) % (32 * WARPS_K);
-    int further = int(gridDim.x) * TEAMS;
+    int warp = int(threadIdx.x) / 32, team = warp / WARPS_K, member = int(threadIdx.x) % (32 * WARPS_K);
+    int rank = CLUSTER > 1 ? int(blockIdx.x) % CLUSTER : 0, clusters = int(gridDim.x) / CLUSTER;
+    int further = clusters * TEAMS;
+    if (CLUSTER > 1) {
+        announce_to_cluster();
+    }
     if (HURRIES) {
         hurry_next_grid();
     }
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
-    Ring ring{{matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
-    ring.seek(int(blockIdx.x) + int(gridDim.x) * team);
+    int share = rank * WARPS_K + warp % WARPS_K;
+    Ring ring{{matrix, scales, zeros}, BUNDLES * share / ALL_SHARES, BUNDLES * (share + 1) / ALL_SHARES};
+    ring.seek(int(blockIdx.x) / CLUSTER + clusters * team);
     #pragma unroll 1
     for (int stage = 0; stage < STAGES; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);
     }
     wait_for_previous_grid();
     const Vectors vectors{
-        reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT), reinterpret_cast<float2*>(dynamic_shared + UNITS_AT)};
+        reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT), reinterpret_cast<float2*>(dynamic_shared + UNITS_AT),
+        BUNDLES * (rank * WARPS_K) / ALL_SHARES, BUNDLES * ((rank + 1) * WARPS_K) / ALL_SHARES};
 #if PROLOGUE
     vector_t* computed = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
     for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
@@ -377,63 +440,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) integer_rows(
     vectors.make(vector, p.vector_row);
 #endif
     __syncthreads();
+    if (CLUSTER > 1) {
+        wait_for_cluster();
+    }
     float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT);
+    float* gathered = reinterpret_cast<float*>(dynamic_shared + GATHERED_AT) + team * CLUSTER * SHARE * VALUES;
     int turn = 0, stage = 0;
-    for (int tile = int(blockIdx.x) + int(gridDim.x) * team; tile < p.tiles; tile += further, turn ^= 1) {
-        Fetched fetched[ITEMS_EACH];
+    for (int base = int(blockIdx.x) / CLUSTER; base < p.tiles; base += further, turn ^= 1) {
+        int tile = base + clusters * team;
+        bool inside = tile < p.tiles;
+        Fetched fetched[SHARE_EACH];
         #pragma unroll
-        for (int index = 0; index < ITEMS_EACH; ++index) {
-            int item = member + index * 32 * WARPS_K;
-            if (item < ITEMS) {
-                int at = tile * TILE + item % (TILE / VALUES) * VALUES;
-                fetched[index] = fetch(0, item / (TILE / VALUES), at / PAIRS, EPILOGUE_ARGUMENTS p);
+        for (int index = 0; index < SHARE_EACH; ++index) {
+            int own = member + index * 32 * WARPS_K;
+            Item item(rank * SHARE + own, tile);
+            if (inside && own < SHARE && item.v < VECTORS) {
+                fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
-        }
-        Sums sum = {};
-        float row_scale[2] = {1.0f, 1.0f};
-        #pragma unroll 1
-        for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
-            unsigned char* codes = stages + stage * STAGE_BYTES;
-            wait_for_copies<STAGES - 1>();
-            __syncwarp();
-            multiply_bundle(sum, codes, vectors, tile, bundle, 0, p);
-            if (STEP == 2 && bundle + 1 < ring.last) {
-                multiply_bundle(sum, codes, vectors, tile, bundle + 1, 1, p);
-            }
-            if (ONE_GROUP && bundle + STEP >= ring.last) {
-                row_scale[0] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4]);
-                row_scale[1] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4 + 8]);
-            }
-            __syncwarp(); // all lanes have read what is overwritten
-            ring.fill(codes, further, p);
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         float* part = parts + turn * BLOCK_WARPS * PART;
-        #pragma unroll
-        for (int index = 0; index < BLOCKS * 2; ++index) {
-            int block = index / 2, side = index % 2;
-            part[warp * PART + (block * 4 + quad) * PART_ROW + side * 8 + lane / 4] = sum.at[block][side] * row_scale[side];
+        if (inside) {
+            multiply_tile(part + warp * PART, stages, stage, ring, vectors, tile, further, p);
         }
         if (WARPS_K > 1) {
             synchronize(team + 1, 32 * WARPS_K);
         } else {
             __syncwarp();
         }
+        float* theirs = gathered + turn * TEAMS * CLUSTER * SHARE * VALUES;
+        if (CLUSTER > 1) {
+            #pragma unroll
+            for (int index = 0; index < ITEMS_EACH; ++index) {
+                int own = member + index * 32 * WARPS_K;
+                Item item(own, tile);
+                if (inside && own < ITEMS) {
+                    float* target = theirs + (rank * SHARE + own % SHARE) * VALUES;
+                    #pragma unroll
+                    for (int u = 0; u < VALUES; ++u) {
+                        store_in_cluster(target + u, own / SHARE, sum_of_warps(part, team, item.v, item.first + u));
+                    }
+                }
+            }
+            arrive_at_cluster();
+            wait_for_cluster();
+        }
         #pragma unroll
-        for (int index = 0; index < ITEMS_EACH; ++index) {
-            int item = member + index * 32 * WARPS_K, v = item / (TILE / VALUES), first = item % (TILE / VALUES) * VALUES;
-            if (item < ITEMS) {
+        for (int index = 0; index < SHARE_EACH; ++index) {
+            int own = member + index * 32 * WARPS_K;
+            Item item(rank * SHARE + own, tile);
+            if (inside && own < SHARE && item.v < VECTORS) {
                 float value[VALUES];
                 #pragma unroll
                 for (int u = 0; u < VALUES; ++u) {
-                    value[u] = 0.0f;
+                    value[u] = CLUSTER > 1 ? theirs[own * VALUES + u] : sum_of_warps(part, team, item.v, item.first + u);
                     #pragma unroll
-                    for (int other = 0; other < WARPS_K * FOLD; ++other) {
-                        int from = (team * WARPS_K + other / FOLD) * PART + (other % FOLD * VECTORS + v) * PART_ROW;
-                        value[u] += part[from + first + u];
+                    for (int block = 1; block < CLUSTER; ++block) {
+                        value[u] += theirs[(block * SHARE + own) * VALUES + u];
                     }
                 }
-                store(value, fetched[index], 0, v, (tile * TILE + first) / PAIRS, out, EPILOGUE_ARGUMENTS p);
+                store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import CLUSTERS
-from cuda_compiler.devices import offers
+from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
@@ -34,13 +35,13 @@ INTEGER_ROWS = KernelTemplate(
     "integer_rows",
     params="int outputs, tiles, vector_row, zero_row",
     macros=(
-        "vector_t code_t scale_t zero_t COMMON VECTORS BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO BLOCK_WARPS WARPS_K "
+        "vector_t code_t scale_t zero_t COMMON VECTORS BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO BLOCK_WARPS WARPS_K CLUSTER "
         "STEP STAGES RESIDENT HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix scales zeros vector",
     threads=lambda macros: 32 * macros["BLOCK_WARPS"],
     shared_bytes=None,
-    files="tensor_cores.cuh code_pairs.cuh warpgroups.cuh",
+    files="tensor_cores.cuh code_pairs.cuh warpgroups.cuh clusters.cuh",
     computed="vector",
 )
 
@@ -52,12 +53,14 @@ class IntegerRows:
     Attributes:
         warps: Of a block.
         warps_k: Those that share a tile.
+        cluster: Blocks that share k.
         step: Bundles of a step.
         stages: Steps that each has on their way.
     """
 
     warps: int
     warps_k: int
+    cluster: int
     step: int
     stages: int
 
@@ -90,11 +93,15 @@ class _Work:
         zeros = ceil_div(groups * self.zero_bits // 8 + 3, 4) * 4 if self.zero_bits else 0
         return _TILE * (step * _BUNDLE * self.unit * self.bits // 8 + scales + zeros)
 
-    def shared_bytes(self, sizes: IntegerRows) -> int:
+    def shared_bytes(self, sizes: IntegerRows, values: int) -> int:
         """As in integer_rows.cuh."""
-        digits = self.rows * (2 * (self.k + 64) + self.k // self.unit * 8)
+        bundles = ceil_div(self.k // self.unit // _BUNDLE, sizes.cluster)
+        digits = self.rows * (2 * (bundles * _BUNDLE * self.unit + 64) + bundles * 32)
         blocks = ceil_div(max(self.rows, 4), 4)
         parts = 2 * sizes.warps * blocks * 4 * (_TILE + 4) * 4
+        share = ceil_div(_TILE // values * self.rows, sizes.cluster)
+        if sizes.cluster > 1:
+            parts += ceil_div(2 * sizes.warps // sizes.warps_k * sizes.cluster * share * values * 4, 16) * 16
         return sizes.warps * sizes.stages * self.stage_bytes(sizes.step) + digits + parts + 2 * self.computed
 
 
@@ -138,24 +145,25 @@ def _work_of(found: Product, lowering: Lowering) -> _Work | None:
     )
 
 
-def _sizes(work: _Work, device: DeviceModel) -> IntegerRows | None:
+def _sizes(work: _Work, values: int, device: DeviceModel) -> IntegerRows | None:
     tiles, bundles = work.outputs // _TILE, work.k // work.unit // _BUNDLE
-    step = 1
+    step, cluster = 1, 1
     if FORCE is not None:
         found = FORCE(work)
         if found is None:
             return None
-        warps, warps_k, budget, step = found
+        warps, warps_k, budget, step, cluster = (*found, 1)[:5]
     elif tiles <= 2 * device.cores:
         warps = warps_k = min(bundles, 12)
         budget = 110
     else:
         warps, warps_k, budget = 9, 1, 130
     stages = 20
-    while stages and work.shared_bytes(IntegerRows(warps, warps_k, step, stages)) > budget * 1024:
+    while stages and work.shared_bytes(IntegerRows(warps, warps_k, cluster, step, stages), values) > budget * 1024:
         stages -= 1
-    passes = ceil_div(ceil_div(bundles, warps_k), step) * ceil_div(tiles, device.cores * (warps // warps_k))
-    return IntegerRows(warps, warps_k, step, min(stages, passes)) if stages > 0 else None
+    clusters = min(tiles, cluster_cores(device)[cluster] // cluster if cluster > 1 else device.cores)
+    passes = ceil_div(ceil_div(bundles, warps_k * cluster), step) * ceil_div(tiles, clusters * (warps // warps_k))
+    return IntegerRows(warps, warps_k, cluster, step, min(stages, passes)) if stages > 0 else None
 
 
 def integer_rows_options(
@@ -170,15 +178,16 @@ def integer_rows_options(
         positions: The operands of what follows.
     """
     codes, vector, device = found.b.operand, found.a, lowering.device
+    store = min(pack_size(group, positions.operands, group.shape[-1]), 2)
     work = _work_of(found, lowering) if offers(device, CLUSTERS) else None
-    sizes = None if work is None else _sizes(work, device)
+    sizes = None if work is None else _sizes(work, store * group.pairs, device)
     if work is None or sizes is None:
         return []
     assert isinstance(codes, GroupedCodes)
     computed = vector.operand if isinstance(vector.operand, Computed) else None
-    store = min(pack_size(group, positions.operands, group.shape[-1]), 2)
     tiles = work.outputs // _TILE
-    blocks = min(tiles, device.cores)  # before teams have turns
+    held = device.cores if sizes.cluster == 1 else cluster_cores(device)[sizes.cluster]
+    blocks = min(tiles, held // sizes.cluster) * sizes.cluster
     zeros = codes.argument if codes.zeros is None else codes.zeros.argument
     inputs, prologues = {"matrix": codes.argument, "scales": codes.scale.argument, "zeros": zeros}, {}
     if computed is None:
@@ -210,6 +219,7 @@ def integer_rows_options(
             "ZERO": int(codes.zero),
             "BLOCK_WARPS": sizes.warps,
             "WARPS_K": sizes.warps_k,
+            "CLUSTER": sizes.cluster,
             "STEP": sizes.step,
             "STAGES": sizes.stages,
             "RESIDENT": 1,
@@ -220,7 +230,8 @@ def integer_rows_options(
         inputs=inputs,
         flops=found.flops,
         prologues=prologues,
-        shared_bytes=work.shared_bytes(sizes),
+        shared_bytes=work.shared_bytes(sizes, store * group.pairs),
+        extension=cluster_along_x(sizes.cluster),
         hurries=True,
     )
     call = anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
