@@ -192,7 +192,7 @@ private:
             sum += bits - __float_as_int(WHOLE_FLOATS);
             lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
         }
-        float total = warp_sum<SHARERS>(float(sum));
+        float total = ZEROS || ZERO != 0 ? warp_sum<SHARERS>(float(sum)) : 0.0f;
         if (exists) {
             signed char* unit = digits + 2 * v * DIGIT_ROW + octet / SHARERS * UNIT;
             store_bytes(unit, octet % SHARERS, upper);
@@ -366,8 +366,8 @@ __device__ __forceinline__ float sum_of_warps(const float* parts, int team, int 
 {
     float sum = 0.0f;
     #pragma unroll
-    for (int other = 0; other < WARPS_K * FOLD; ++other) {
-        sum += parts[(team * WARPS_K + other / FOLD) * PART + (other % FOLD * VECTORS + v) * PART_ROW + row];
+    for (int other = 0; other < WARPS_K; ++other) {
+        sum += parts[(team * WARPS_K + other) * PART + v * PART_ROW + row];
     }
     return sum;
 }
@@ -399,7 +399,15 @@ __device__ __forceinline__ void multiply_tile(
     #pragma unroll
     for (int index = 0; index < BLOCKS * 2; ++index) {
         int block = index / 2, side = index % 2;
-        part[(block * 4 + lane % 4) * PART_ROW + side * 8 + lane / 4] = sum.at[block][side] * row_scale[side];
+        float total = sum.at[block][side] * row_scale[side];
+        #pragma unroll
+        for (int distance = VECTORS; distance < FOLD * VECTORS; distance *= 2) { // lanes that have other units of a vector
+            total += __shfl_xor_sync(0xffffffffu, total, distance);
+        }
+        int v = block * 4 + lane % 4;
+        if (FOLD == 1 || v < VECTORS) {
+            part[v * PART_ROW + side * 8 + lane / 4] = total;
+        }
     }
 }
 
