@@ -11,6 +11,7 @@ constexpr int UNIT_BYTES = UNIT * BITS / 8, BUNDLE_BYTES = 4 * UNIT_BYTES, STEP_
 constexpr int ROW_BYTES = COMMON * BITS / 8;
 constexpr int FOLD = VECTORS == 1 ? 4 : VECTORS == 2 ? 2 : 1, BLOCKS = FOLD > 1 ? 1 : (VECTORS + 3) / 4; // of eight columns
 constexpr int CHAINS = FOLD > 1 ? 2 : 1; // of products that do not wait for each other
+constexpr bool SPLIT = BITS == 4 && UNIT == 64 && CHAINS == 2; // the upper halves of bytes are multiplied apart, 16 times as large
 constexpr int PAIRS_OF_CHUNKS = BUNDLE_BYTES / 32, PRODUCTS = UNIT / 32; // of a bundle's row; of a unit
 constexpr int BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
 constexpr int SCALE_BYTES = ONE_GROUP ? int(sizeof(scale_t)) : STEP * BUNDLE_GROUPS * int(sizeof(scale_t)); // of a row's step
@@ -253,7 +254,9 @@ struct Codes {
     {
         #pragma unroll
         for (int part = 0; part < 4; ++part) {
-            if (BITS == 8) {
+            if (SPLIT) {
+                a[part] = word[product / 2][part] & (product % 2 ? 0xf0f0f0f0u : 0x0f0f0f0fu);
+            } else if (BITS == 8) {
                 a[part] = word[product % PAIRS_OF_CHUNKS][part];
             } else {
                 uint found = word[product / 2][product % 2 * 2 + part % 2];
@@ -319,8 +322,9 @@ __device__ __forceinline__ void multiply_bundle(
                 codes.of_product(a, (first + turn) * PRODUCTS + product);
                 #pragma unroll
                 for (int block = 0; block < BLOCKS; ++block) {
-                    uint b0 = member == turn ? x[block][product * 2] : 0, b1 = member == turn ? x[block][product * 2 + 1] : 0;
-                    Integers::multiply(product_sum[turn % CHAINS][block], a, b0, b1);
+                    int part = SPLIT ? product : product * 2, next = SPLIT ? 2 : 1;
+                    uint b0 = member == turn ? x[block][part] : 0, b1 = member == turn ? x[block][part + next] : 0;
+                    Integers::multiply(product_sum[(SPLIT ? product : turn) % CHAINS][block], a, b0, b1);
                 }
             }
         }
@@ -333,12 +337,14 @@ __device__ __forceinline__ void multiply_bundle(
                 float number[2];
                 #pragma unroll
                 for (int digit = 0; digit < 2; ++digit) {
-                    int bits = __float_as_int(product_sum[0][block][side * 2 + digit]);
-                    if (CHAINS == 2) {
-                        float other = product_sum[CHAINS - 1][block][side * 2 + digit];
-                        bits += __float_as_int(other) - __float_as_int(WHOLE_FLOATS);
+                    float own_sum = product_sum[0][block][side * 2 + digit];
+                    float other = product_sum[CHAINS - 1][block][side * 2 + digit];
+                    if (SPLIT) {
+                        number[digit] = other * 0.0625f + (own_sum - WHOLE_FLOATS * 1.0625f);
+                    } else {
+                        int added = CHAINS == 2 ? __float_as_int(other) - __float_as_int(WHOLE_FLOATS) : 0;
+                        number[digit] = __int_as_float(__float_as_int(own_sum) + added) - WHOLE_FLOATS;
                     }
-                    number[digit] = __int_as_float(bits) - WHOLE_FLOATS;
                 }
                 const Scales scales(stage, tile, row + side * 8, at, second, unit, p);
                 float value = own.x * (256.0f * number[0] + number[1]);
