@@ -5,7 +5,7 @@
 // few vectors the columns are FOLD units, of which each has zeros where the others have numbers. So sums of a unit are exact.
 // Each warp has codes on their way in shared memory of its own, STAGES parts of 8 units in 16 rows, a tile, the first ones
 // before the grid ahead of this one has finished; WARPS_K warps share a tile. Grid: tiles, in turns, in x.
-constexpr int THREADS = 32 * BLOCK_WARPS, TEAMS = BLOCK_WARPS / WARPS_K, TILE = 16;
+constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TILE = 16;
 constexpr int UNITS = COMMON / UNIT, BUNDLES = UNITS / 4; // a bundle is four units, a step one bundle or two
 constexpr int UNIT_BYTES = UNIT * BITS / 8, BUNDLE_BYTES = 4 * UNIT_BYTES, STEP_BYTES = STEP * BUNDLE_BYTES; // of a row
 constexpr int ROW_BYTES = COMMON * BITS / 8;
@@ -18,6 +18,7 @@ constexpr int SCALE_BYTES = ONE_GROUP ? int(sizeof(scale_t)) : STEP * BUNDLE_GRO
 constexpr int ZERO_BYTES = ZEROS ? (STEP * BUNDLE_GROUPS * ZERO_BITS / 8 + 3 + 3) / 4 * 4 : 0;               // in whole words
 constexpr int SCALES_AT = TILE * STEP_BYTES, ZEROS_AT = SCALES_AT + TILE * SCALE_BYTES;
 constexpr int STAGE_BYTES = ZEROS_AT + TILE * ZERO_BYTES;
+constexpr float COUNTED_FROM = 12582912.0f; // 1.5 * 2^23: bits of such floats, plus an integer, are those of their sum
 constexpr int ALL_SHARES = CLUSTER * WARPS_K, BLOCK_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER; // at the most
 constexpr int DIGIT_ROW = BLOCK_BUNDLES * 4 * UNIT + 64; // neighbours begin in other banks
 constexpr int PART_ROW = TILE + 4, PART = BLOCKS * 4 * PART_ROW; // of a warp
@@ -189,8 +190,8 @@ private:
         uint upper[8], lower[8];
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            int bits = __float_as_int(float(given[u]) * factor + WHOLE_FLOATS);
-            sum += bits - __float_as_int(WHOLE_FLOATS);
+            int bits = __float_as_int(float(given[u]) * factor + COUNTED_FROM);
+            sum += bits - __float_as_int(COUNTED_FROM);
             lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
         }
         float total = ZEROS || ZERO != 0 ? warp_sum<SHARERS>(float(sum)) : 0.0f;
@@ -283,7 +284,7 @@ struct Scales {
             int first = Ring::zero_at(tile * TILE + row, at - second, p) & 3;
             const unsigned char* bytes = stage + ZEROS_AT + row * ZERO_BYTES + first;
             int found = ZERO_BITS == 8 ? int(zero_t(bytes[group])) : bytes[group >> 1] >> (group & 1) * 4 & 15;
-            zero = __int_as_float(found + __float_as_int(WHOLE_FLOATS)) - WHOLE_FLOATS;
+            zero = __int_as_float(found + __float_as_int(COUNTED_FROM)) - COUNTED_FROM;
         }
     }
 };
@@ -312,7 +313,7 @@ __device__ __forceinline__ void multiply_bundle(
         float product_sum[CHAINS][BLOCKS][4];
         #pragma unroll
         for (int index = 0; index < CHAINS * BLOCKS * 4; ++index) {
-            product_sum[index / 4 / BLOCKS][index / 4 % BLOCKS][index % 4] = WHOLE_FLOATS;
+            product_sum[index / 4 / BLOCKS][index / 4 % BLOCKS][index % 4] = COUNTED_FROM;
         }
         #pragma unroll
         for (int turn = 0; turn < FOLD; ++turn) {
@@ -340,10 +341,10 @@ __device__ __forceinline__ void multiply_bundle(
                     float own_sum = product_sum[0][block][side * 2 + digit];
                     float other = product_sum[CHAINS - 1][block][side * 2 + digit];
                     if (SPLIT) {
-                        number[digit] = other * 0.0625f + (own_sum - WHOLE_FLOATS * 1.0625f);
+                        number[digit] = other * 0.0625f + (own_sum - COUNTED_FROM * 1.0625f);
                     } else {
-                        int added = CHAINS == 2 ? __float_as_int(other) - __float_as_int(WHOLE_FLOATS) : 0;
-                        number[digit] = __int_as_float(__float_as_int(own_sum) + added) - WHOLE_FLOATS;
+                        int added = CHAINS == 2 ? __float_as_int(other) - __float_as_int(COUNTED_FROM) : 0;
+                        number[digit] = __int_as_float(__float_as_int(own_sum) + added) - COUNTED_FROM;
                     }
                 }
                 const Scales scales(stage, tile, row + side * 8, at, second, unit, p);
@@ -376,6 +377,12 @@ __device__ __forceinline__ float sum_of_warps(const float* parts, int team, int 
         sum += parts[(team * WARPS_K + other) * PART + v * PART_ROW + row];
     }
     return sum;
+}
+
+// Waits for the other warps that share a tile.
+__device__ __forceinline__ void wait_for_team(int team)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(32 * WARPS_K) : "memory");
 }
 
 // A tile's sums in this warp's part of k, by rows of the parts.
@@ -417,7 +424,7 @@ __device__ __forceinline__ void multiply_tile(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) integer_rows(
+extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     const uint8* matrix, const scale_t* scales, const zero_t* zeros, VECTOR_PARAMETERS OUT_T* out,
     EPILOGUE_PARAMETERS const Params p)
 {
@@ -428,9 +435,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) integer_rows(
     if (CLUSTER > 1) {
         announce_to_cluster();
     }
-    if (HURRIES) {
-        hurry_next_grid();
-    }
+    hurry_next_grid();
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     int share = rank * WARPS_K + warp % WARPS_K;
     Ring ring{{matrix, scales, zeros}, BUNDLES * share / ALL_SHARES, BUNDLES * (share + 1) / ALL_SHARES};
@@ -477,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) integer_rows(
             multiply_tile(part + warp * PART, stages, stage, ring, vectors, tile, further, p);
         }
         if (WARPS_K > 1) {
-            synchronize(team + 1, 32 * WARPS_K);
+            wait_for_team(team);
         } else {
             __syncwarp();
         }

@@ -100,6 +100,9 @@ _FUNCTIONS = {
     "synchronize": (
         "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
     ),
+    "wait_for_team": (
+        "inline void wait_for_team(int team) { meet(current->own->named[team], 32 * WARPS_K); }\n"
+    ),
     "store_matrices": (
         "inline void store_matrices(uint address, const uint (&word)[4])\n"
         "{\n    host_store_matrices(address, word);\n}\n"
