@@ -9,7 +9,7 @@ from cuda_compiler.devices import cluster_cores
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 
-__all__ = ["BUNDLE", "TILE", "IntegerRows", "Work", "integer_rows_sizes"]
+__all__ = ["BUNDLE", "TILE", "IntegerRows", "IntegerRowsCosts", "Work", "integer_rows_sizes"]
 
 TILE = 16
 """Rows of the matrix that a warp has at a time."""
@@ -17,6 +17,7 @@ TILE = 16
 BUNDLE = 4
 """Units that are the least that a warp has of a row."""
 
+_BARRIERS = 16  # of a block, one of which all threads share
 _LINE = 128  # bytes of shared memory that eight rows are read from at a time
 
 
@@ -28,15 +29,17 @@ class IntegerRowsCosts:
         warps: Of a block at the most.
         shared_bytes: Of a block, so that those of the next launches find room beside it.
         tile: What it costs to put the parts of a tile together, in steps of a warp.
-        cluster: Blocks that share long rows.
-        cluster_bundles: From how many bundles on rows are long.
+        share: The same of the blocks of a cluster.
+        octet: What it costs a thread to make bytes of eight numbers of a vector.
+        cluster: Blocks of a cluster, where there are any.
     """
 
     warps: int
     shared_bytes: int
     tile: float
+    share: float
+    octet: float
     cluster: int
-    cluster_bundles: int
 
 
 @dataclass(frozen=True)
@@ -136,18 +139,28 @@ def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
     """Those whose busiest warp has the least to do, of these the fewest warps; None where nothing fits."""
     costs = device.constants("integer_rows", IntegerRowsCosts)
 
-    def clocks(sizes: IntegerRows) -> tuple[float, int]:
-        return sizes.turns(work, device) * (sizes.steps(work) + costs.tile), sizes.warps
+    def steps(sizes: IntegerRows) -> tuple[float, int]:
+        tile = costs.tile + (costs.share if sizes.cluster > 1 else 0)
+        octets = work.rows * work.k / 8 / sizes.cluster / (32 * sizes.warps)
+        return sizes.turns(work, device) * (sizes.steps(work) + tile) + costs.octet * octets, sizes.warps
 
-    best = min(_ways(work, costs), key=clocks)
-    needed, stages = best.turns(work, device) * best.steps(work), 0
-    while stages < needed and replace(best, stages=stages + 1).shared_bytes(work) <= costs.shared_bytes:
-        stages += 1
-    return replace(best, stages=stages) if stages else None
+    ways = [sizes for sizes in _ways(work, costs) if sizes.shared_bytes(work) <= costs.shared_bytes]
+    if not ways:
+        return None
+    best = min(ways, key=steps)
+    stages = range(2, best.turns(work, device) * best.steps(work) + 1)
+    deeper = (replace(best, stages=count) for count in stages)
+    return max((best, *(each for each in deeper if each.shared_bytes(work) <= costs.shared_bytes)), key=_stages)
+
+
+def _stages(sizes: IntegerRows) -> int:
+    return sizes.stages
 
 
 def _ways(work: Work, costs: IntegerRowsCosts) -> Iterator[IntegerRows]:
-    cluster = costs.cluster if work.bundles >= costs.cluster_bundles and not work.computed else 1
-    for teams in range(1, costs.warps + 1):
-        for warps_k in range(1, min(costs.warps // teams, work.bundles // cluster) + 1):
-            yield IntegerRows(teams, warps_k, cluster, 1)
+    """With a step on its way; a row that each block computes whole is not shared by several."""
+    for cluster in (1,) if work.computed else (1, costs.cluster):
+        for teams in range(1, costs.warps + 1):
+            most = costs.warps // teams if teams < _BARRIERS else 1
+            for warps_k in range(1, min(most, work.bundles // cluster) + 1):
+                yield IntegerRows(teams, warps_k, cluster, 1)
