@@ -144,7 +144,7 @@ def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
         octets = work.rows * work.k / 8 / sizes.cluster / (32 * sizes.warps)
         return sizes.turns(work, device) * (sizes.steps(work) + tile) + costs.octet * octets, sizes.warps
 
-    ways = [sizes for sizes in _ways(work, costs) if sizes.shared_bytes(work) <= costs.shared_bytes]
+    ways = [sizes for sizes in _ways(work, costs, device) if sizes.shared_bytes(work) <= costs.shared_bytes]
     if not ways:
         return None
     best = min(ways, key=steps)
@@ -157,10 +157,11 @@ def _stages(sizes: IntegerRows) -> int:
     return sizes.stages
 
 
-def _ways(work: Work, costs: IntegerRowsCosts) -> Iterator[IntegerRows]:
+def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[IntegerRows]:
     """With a step on its way; a row that each block computes whole is not shared by several."""
     for cluster in (1,) if work.computed else (1, costs.cluster):
-        for teams in range(1, costs.warps + 1):
+        blocks = IntegerRows(1, 1, cluster, 1).clusters(work, device)
+        for teams in range(1, min(costs.warps, ceil_div(work.tiles, blocks)) + 1):
             most = costs.warps // teams if teams < _BARRIERS else 1
             for warps_k in range(1, min(most, work.bundles // cluster) + 1):
                 yield IntegerRows(teams, warps_k, cluster, 1)
