@@ -40,7 +40,7 @@ INTEGER_ROWS = KernelTemplate(
     inputs="matrix scales zeros vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
-    files="tensor_cores.cuh code_pairs.cuh clusters.cuh",
+    files="tensor_cores.cuh code_pairs.cuh clusters.cuh integer_rows_codes.cuh integer_rows_vectors.cuh",
     computed="vector",
 )
 

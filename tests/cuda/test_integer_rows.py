@@ -1,7 +1,7 @@
 """Products of a few rows by packed codes as integers: which take them, and what they compute.
 
-What the kernel computes is seen on this machine's processor, thread by thread; on a GPU the cases of `test_grouped_matvec`
-run it as well.
+What the kernel computes is seen on this machine's processor, thread by thread; on a GPU the cases of
+`test_grouped_matvec` run it as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import integer_rows
 from cuda_compiler.products.integer_rows_sizes import IntegerRows, Work, integer_rows_sizes
-from npu_compiler.artifact.plan import CallOption, ExecutionPlan, KernelCall, options_of
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
 from tests.cuda.kernels import check_compile
 from tests.cuda.test_grouped_matvec import Case, inputs_of
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
@@ -38,7 +38,7 @@ FORCED: list[tuple[Case, torch.dtype, IntegerRows]] = [
     (Case(m=2, n=48, k=768, bits=8, kind=torch.int8, group=768), BFLOAT, IntegerRows(3, 1, 3, 2)),
     (Case(m=16, n=32, k=512, bits=8, zero=128, group=512), HALF, IntegerRows(8, 1, 1, 1)),
 ]
-"""Among them tiles in turns, teams without a tile, rows that end within a step, clusters with shares of several sizes."""
+"""Among them tiles in turns, teams without one, rows that end within a step, clusters with shares of several sizes."""
 
 
 def launch_of(plan: ExecutionPlan) -> KernelCall:
@@ -53,9 +53,7 @@ def force(monkeypatch: pytest.MonkeyPatch, sizes: IntegerRows) -> None:
     monkeypatch.setattr(integer_rows, "integer_rows_sizes", lambda work, device: sizes)
 
 
-def errors_on_host(
-    case: Case, dtype: torch.dtype, x: torch.Tensor, folder: Path
-) -> tuple[float, float]:
+def errors_on_host(case: Case, dtype: torch.dtype, x: torch.Tensor, folder: Path) -> tuple[float, float]:
     """How far the kernel's result is from the exact one, and how far that of weights rounded to 16 bits, rounded."""
     plan, parts, (_, y, norm) = case.program(dtype).main, case.parts(dtype), inputs_of(case, dtype)
     named = {**{f"p_{name}": part for name, part in parts.items()}, "x": x, "y": y, "p_norm": norm}
@@ -117,14 +115,11 @@ def test_kernels_compile(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
 TAKEN = FORCED[0][0]
 
 
-def options_for(case: Case) -> list[CallOption]:
-    (step,) = case.program(BFLOAT).main.steps
-    return [*options_of(step)]
-
-
 def test_older_devices_have_another_kernel() -> None:
     plan = TAKEN.program(BFLOAT).main
-    found = [(option.requires, plan.kernels[call.kernel].entry) for option in options_for(TAKEN) for call in option.calls]
+    (step,) = plan.steps
+    calls = [(option.requires, call) for option in options_of(step) for call in option.calls]
+    found = [(requires, plan.kernels[call.kernel].entry) for requires, call in calls if isinstance(call, KernelCall)]
     assert found == [(CLUSTERS, "integer_rows"), ("", "grouped_matvec")]
 
 
