@@ -1,5 +1,5 @@
-// Codes of products of a few rows as integers, on their way in shared memory: each warp has STAGES steps of a tile of
-// its own. Along k a unit is UNIT codes, whose products add up as integers, a bundle is four units, a step STEP bundles.
+// Codes of a product as integers, on their way in shared memory: each warp has STAGES steps of a tile of
+// its own. Along k a unit is UNIT codes, whose products add up as integers, a bundle four units, a step STEP bundles.
 constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TILE = 16;
 constexpr int BUNDLES = COMMON / UNIT / 4, BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
 constexpr int ROW_BYTES = COMMON * BITS / 8, BUNDLE_BYTES = 4 * UNIT * BITS / 8, STEP_BYTES = STEP * BUNDLE_BYTES;
@@ -8,10 +8,7 @@ constexpr int ZERO_BYTES = ZEROS ? (STEP * BUNDLE_GROUPS * ZERO_BITS / 8 + 3 + 3
 constexpr int SCALES_AT = TILE * STEP_BYTES, ZEROS_AT = SCALES_AT + TILE * SCALE_BYTES;
 constexpr int STAGE_BYTES = ZEROS_AT + TILE * ZERO_BYTES;
 constexpr int PAIRS_OF_CHUNKS = BUNDLE_BYTES / 32, PRODUCTS = UNIT / 32; // of a bundle's row; of a unit
-// With few vectors the columns of a product are FOLD units; upper halves of bytes are then multiplied apart, 16 times
-// as large.
-constexpr int FOLD = VECTORS == 1 ? 4 : VECTORS == 2 ? 2 : 1;
-constexpr bool SPLIT = BITS == 4 && UNIT == 64 && FOLD > 1;
+constexpr bool SPLIT = BITS == 4 && UNIT == 64; // the upper halves of bytes are multiplied apart, 16 times as large
 constexpr float COUNTED_FROM = 12582912.0f; // 1.5 * 2^23: bits of such a float, plus an integer, are those of their sum
 static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
 static_assert(STEP_BYTES % 128 == 0 && STAGE_BYTES % 16 == 0, "rows of shared memory that lanes read side by side");

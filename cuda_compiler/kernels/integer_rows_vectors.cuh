@@ -1,40 +1,35 @@
-// Vectors of products of a few rows as integers: a number of 16 bits, in two bytes, for each element, times a power of
-// two for each unit.
-constexpr int BLOCK_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER; // of a block at the most
-constexpr int DIGIT_ROW = BLOCK_BUNDLES * 4 * UNIT + 64;         // neighbours begin in other banks
+// The vector of a product as integers: a number of 16 bits, in two bytes, for each element, times a power of two for
+// each unit.
+constexpr int DIGIT_ROW = COMMON + 64; // neighbours begin in other banks
 
-// In shared memory: of each vector the upper and the lower bytes; of each unit the power of two, and the sum, negative.
-struct Vectors {
+// In shared memory: the upper and the lower bytes; of each unit the power of two, and the sum, negative.
+struct Vector {
     signed char* digits;
     float2* units;
-    int first, last; // bundles that this block has
 
     // By all threads, which have 8 elements at a time.
-    __device__ __forceinline__ void make(const vector_t* source, int source_row) const
+    __device__ __forceinline__ void make(const vector_t* source) const
     {
-        constexpr int OCTETS = BLOCK_BUNDLES * UNIT / 2, ALL = VECTORS * OCTETS, ROUNDS = (ALL + THREADS - 1) / THREADS;
+        constexpr int OCTETS = COMMON / 8, ROUNDS = (OCTETS + THREADS - 1) / THREADS;
         constexpr int AT_ONCE = ROUNDS < 4 ? ROUNDS : 4; // so many loads wait for memory together
         #pragma unroll 1
-        for (int base = int(threadIdx.x); base / 32 * 32 < ALL; base += AT_ONCE * THREADS) {
+        for (int base = int(threadIdx.x); base / 32 * 32 < OCTETS; base += AT_ONCE * THREADS) {
             Pack<vector_t, 8> given[AT_ONCE];
             #pragma unroll
             for (int each = 0; each < AT_ONCE; ++each) {
-                int index = base + each * THREADS, octet = index % OCTETS + first * (UNIT / 2);
-                bool exists = index < ALL && (BUNDLES % CLUSTER == 0 || octet < last * (UNIT / 2));
-                const vector_t* from = source + (long long)(index / OCTETS) * source_row + octet * 8;
-                given[each] = load_pack<8>(exists ? from : source);
+                int octet = base + each * THREADS;
+                given[each] = load_pack<8>(source + (octet < OCTETS ? octet : 0) * 8);
             }
             #pragma unroll
             for (int each = 0; each < AT_ONCE; ++each) {
-                int index = base + each * THREADS;
-                make_octet(given[each], index / OCTETS, index % OCTETS, index < ALL);
+                make_octet(given[each], base + each * THREADS);
             }
         }
     }
 
 private:
     // Numbers of a unit, whose octets neighbouring lanes have, get 14 bits and a sign where they are the largest.
-    __device__ __forceinline__ void make_octet(const Pack<vector_t, 8>& given, int v, int octet, bool exists) const
+    __device__ __forceinline__ void make_octet(const Pack<vector_t, 8>& given, int octet) const
     {
         constexpr int SHARERS = UNIT / 8;
         float largest = 0.0f;
@@ -55,13 +50,13 @@ private:
             lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
         }
         float total = ZEROS || ZERO != 0 ? warp_sum<SHARERS>(float(sum)) : 0.0f;
-        if (exists) {
-            signed char* unit = digits + 2 * v * DIGIT_ROW + octet / SHARERS * UNIT;
+        if (octet < COMMON / 8) {
+            signed char* unit = digits + octet / SHARERS * UNIT;
             store_bytes(unit, octet % SHARERS, upper);
             store_bytes(unit + DIGIT_ROW, octet % SHARERS, lower);
             if (octet % SHARERS == 0) {
                 float scale = is_number ? __uint_as_float((exponent - 13u) << 23) : __uint_as_float(0x7fc00000u);
-                units[v * BLOCK_BUNDLES * 4 + octet / SHARERS] = make_float2(scale, -scale * total);
+                units[octet / SHARERS] = make_float2(scale, -scale * total);
             }
         }
     }

@@ -1,9 +1,8 @@
-"""Lowers products of a few rows by packed codes that tensor cores multiply as integers."""
+"""Lowers products of one row by packed codes that tensor cores multiply as integers."""
 
 from __future__ import annotations
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
@@ -24,7 +23,7 @@ from npu_compiler.lowering.templates import KernelTemplate
 __all__ = ["INTEGER_ROWS", "integer_rows_options"]
 
 _PREFIX = "v"
-_MOST_ROWS, _CHUNK = 16, 8  # vectors, and neighbours of one that a thread loads
+_CHUNK = 8  # neighbours of the vector that a thread loads
 _GROUPS, _UNITS = (32, 64, 128), (64, 32)
 _ALIGNED = 16  # bytes of a copy
 _COPIED = (4, 8, 16)  # bytes that are copied of a bundle's scales
@@ -32,15 +31,15 @@ _MOST_ZERO = 256
 
 INTEGER_ROWS = KernelTemplate(
     "integer_rows",
-    params="int outputs, tiles, vector_row, zero_row",
+    params="int outputs, tiles, zero_row",
     macros=(
-        "vector_t code_t scale_t zero_t COMMON VECTORS BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO TEAMS WARPS_K "
-        "CLUSTER STEP STAGES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
+        "vector_t code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO TEAMS WARPS_K "
+        "STEP STAGES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix scales zeros vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
-    files="tensor_cores.cuh code_pairs.cuh clusters.cuh integer_rows_codes.cuh integer_rows_vectors.cuh",
+    files="tensor_cores.cuh code_pairs.cuh integer_rows_codes.cuh integer_rows_vectors.cuh",
     computed="vector",
 )
 
@@ -49,7 +48,7 @@ def integer_rows_options(found: Product, group: Group, lowering: Lowering, posit
     """The launch for devices with as much shared memory as 9.0 has; none where it does not suit.
 
     Args:
-        found: A product of up to 16 rows by packed codes.
+        found: A product by packed codes.
         group: What follows it.
         lowering: Where the trace's tensors are.
         positions: The operands of what follows.
@@ -58,11 +57,11 @@ def integer_rows_options(found: Product, group: Group, lowering: Lowering, posit
     if not isinstance(codes, GroupedCodes) or not offers(device, CLUSTERS):
         return []
     store = min(pack_size(group, positions.operands, group.shape[-1]), 2)
-    work = _work_of(found, codes, store * group.pairs, lowering)
+    work = _work_of(found, codes, lowering) if TILE % (store * group.pairs) == 0 else None
     sizes = None if work is None else integer_rows_sizes(work, device)
     if work is None or sizes is None:
         return []
-    blocks = sizes.clusters(work, device) * sizes.cluster
+    blocks = sizes.blocks(work, device)
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes}
     inputs, prologues = {"matrix": codes.argument, **{name: part.argument for name, part in parts.items()}}, {}
     if isinstance(vector.operand, Computed):
@@ -75,7 +74,6 @@ def integer_rows_options(found: Product, group: Group, lowering: Lowering, posit
         values={
             "outputs": found.n,
             "tiles": work.tiles,
-            "vector_row": vector.along,
             "zero_row": 0 if codes.zeros is None else codes.zeros.strides[-1],
         },
         macros={
@@ -84,7 +82,6 @@ def integer_rows_options(found: Product, group: Group, lowering: Lowering, posit
             "scale_t": CUDA.storage[codes.scale.dtype.name],
             "zero_t": CUDA.storage[(UINT8 if codes.zeros is None else codes.zeros.dtype).name],
             "COMMON": found.k,
-            "VECTORS": found.m,
             "BITS": codes.bits,
             "GROUP": work.group or found.k,
             "UNIT": work.unit,
@@ -94,7 +91,6 @@ def integer_rows_options(found: Product, group: Group, lowering: Lowering, posit
             "ZERO": int(codes.zero),
             "TEAMS": sizes.teams,
             "WARPS_K": sizes.warps_k,
-            "CLUSTER": sizes.cluster,
             "STEP": work.step,
             "STAGES": sizes.stages,
             "PROLOGUE": int(bool(prologues)),
@@ -104,16 +100,15 @@ def integer_rows_options(found: Product, group: Group, lowering: Lowering, posit
         flops=found.flops,
         prologues=prologues,
         shared_bytes=sizes.shared_bytes(work),
-        extension=cluster_along_x(sizes.cluster),
         hurries=True,
     )
     return [CallOption(CLUSTERS, (anchor_launch(launch, anchor_epilogue(group, positions, store), lowering),))]
 
 
-def _work_of(found: Product, codes: GroupedCodes, values: int, lowering: Lowering) -> Work | None:
+def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:
     """A product as the kernel sees it; None where it does not suit."""
     vector, group = found.a, 0 if codes.group >= found.k else codes.group
-    if not 0 < found.m <= _MOST_ROWS or found.batches != 1 or found.n % TILE or TILE % values:
+    if found.m != 1 or found.batches != 1 or found.n % TILE:
         return None
     is_computed = isinstance(vector.operand, Computed)
     if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(_CHUNK, found.k, True)):
@@ -124,7 +119,6 @@ def _work_of(found: Product, codes: GroupedCodes, values: int, lowering: Lowerin
     if unit is None or not constant or not _suits(found, codes, group, unit):
         return None
     return Work(
-        rows=found.m,
         outputs=found.n,
         k=found.k,
         bits=codes.bits,
@@ -132,8 +126,7 @@ def _work_of(found: Product, codes: GroupedCodes, values: int, lowering: Lowerin
         group=group,
         scale_bytes=codes.scale.dtype.size,
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
-        computed=found.m * found.k if is_computed else 0,
-        values=values,
+        computed=found.k if is_computed else 0,
     )
 
 
