@@ -152,7 +152,9 @@ def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
 
 
 def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[IntegerRows]:
-    for teams in range(1, min(costs.warps, ceil_div(work.tiles, min(work.tiles, device.cores))) + 1):
+    own_tiles = ceil_div(work.tiles, min(work.tiles, device.cores))
+    least = min(costs.least_warps, own_tiles * work.bundles)
+    for teams in range(1, min(costs.warps, own_tiles) + 1):
         most = costs.warps // teams if teams < _BARRIERS else 1
         for warps_k in range(1, min(most, work.bundles) + 1):
             one = IntegerRows(teams, warps_k, 1)
@@ -160,5 +162,5 @@ def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[
                 found = IntegerRows(teams, warps_k, stages)
                 if found.shared_bytes(work) > costs.shared_bytes or found.in_flight(work, device) > costs.in_flight:
                     break
-                if found.warps >= min(costs.least_warps, work.bundles):
+                if found.warps >= least:
                     yield found
