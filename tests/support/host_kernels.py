@@ -89,7 +89,11 @@ _FUNCTIONS = {
     "prefetch_map": "inline void prefetch_map(const TensorMap&) {}\n",
     "copy_lines": (
         "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
-        "    host_copy_lines(target, &map, barrier, k, line);\n}\n"
+        "    host_copy_box(target, &map, barrier, {k, line, 0, 0, 0});\n}\n"
+    ),
+    "copy_groups": (
+        "inline void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)\n{\n"
+        "    host_copy_box(target, &map, barrier, {k, 0, 0, 0, group});\n}\n"
     ),
     "allow_registers": "inline void allow_registers() {}\n",
     "leave_registers": "inline void leave_registers() {}\n",
@@ -265,21 +269,21 @@ class _HostMap(ctypes.Structure):
 
     _fields_ = (
         ("address", ctypes.c_void_p),
-        ("sizes", ctypes.c_long * 2),
-        ("stride", ctypes.c_long),
-        ("box", ctypes.c_int * 2),
+        ("sizes", ctypes.c_long * 5),
+        ("strides", ctypes.c_long * 5),
+        ("box", ctypes.c_int * 5),
         ("rest", ctypes.c_char * 128),  # to the size of a map
     )
 
 
 def _host_map(argument: Argument, buffer: NDArray[np.uint8]) -> _HostMap | None:
-    """A map of two dimensions; None for an argument that is an address."""
+    """A map, of axes of one element beyond its own; None for an argument that is an address."""
     tensor = map_of(argument)
     if tensor is None:
         return None
-    (stride,) = tensor.strides
-    sizes, box = (ctypes.c_long * 2)(*tensor.sizes), (ctypes.c_int * 2)(*tensor.box)
-    return _HostMap(buffer.ctypes.data + argument.offset, sizes, stride, box)
+    more = [1] * (5 - len(tensor.sizes))
+    sizes, box = (ctypes.c_long * 5)(*tensor.sizes, *more), (ctypes.c_int * 5)(*tensor.box, *more)
+    return _HostMap(buffer.ctypes.data + argument.offset, sizes, (ctypes.c_long * 5)(2, *tensor.strides), box)
 
 
 def _translated(text: str, entry: str, arguments: Sequence[Argument]) -> str:
