@@ -15,6 +15,7 @@ from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes
 from cuda_compiler.products.codes import CODE_MACROS, code_function
 from cuda_compiler.products.few_rows import few_rows_options, is_quicker
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, lower_grouped_vectors
+from cuda_compiler.products.integer_rows import integer_rows_options
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.packed import packed_options
 from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
@@ -109,7 +110,8 @@ def _any_rows(found: Product, group: Group, lowering: Lowering, positions: Posit
         return _byte_options(found, kind, group, lowering, positions)
     if isinstance(found.b.operand, GroupedCodes):
         if found.m <= MAX_ROWS:
-            return [CallOption("", (lower_grouped_vectors(found, group, lowering, positions),))]
+            others = CallOption("", (lower_grouped_vectors(found, group, lowering, positions),))
+            return [*integer_rows_options(found, group, lowering, positions), others]
 
         def of_numbers(made: Product) -> list[CallOption]:
             return _options(made, group, lowering, positions)

@@ -42,7 +42,8 @@ def kernel_for(spelling: str, rows: int, n: int, k: int) -> str:
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_codes_are_loaded_by_the_right_kernel(spelling: str, rows: int, n: int, k: int) -> None:
     program, _ = compiled(SPELLINGS[spelling](n, k, torch.float16), rows, torch.float16, "cuda")
-    assert set(kernels_of(program.main)) - {"rows"} == {kernel_for(spelling, rows, n, k)}
+    others = {"rows", "integer_rows"}  # a norm ahead of several rows, and what newer devices have for some sizes
+    assert set(kernels_of(program.main)) - others == {kernel_for(spelling, rows, n, k)}
 
 
 @BOTH

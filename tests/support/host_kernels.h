@@ -244,6 +244,38 @@ static void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
     __syncwarp();
 }
 
+// mma.m16n8k32 of bytes; the first operand's are of a kind as PTX calls it.
+static void host_multiply_codes(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const char* left)
+{
+    int lane = current->thread.x % 32;
+    unsigned(&mine)[6] = current->warp->word[lane];
+    for (int index = 0; index < 4; ++index) {
+        mine[index] = a[index];
+    }
+    mine[4] = b0;
+    mine[5] = b1;
+    __syncwarp();
+    for (int index = 0; index < 4; ++index) {
+        int row = lane / 4 + index / 2 * 8, column = lane % 4 * 2 + index % 2;
+        for (int k = 0; k < 32; ++k) {
+            unsigned byte = current->warp->word[row % 8 * 4 + k % 16 / 4][(row >= 8) + 2 * (k >= 16)] >> k % 4 * 8 & 255;
+            unsigned right = current->warp->word[column * 4 + k % 16 / 4][4 + (k >= 16)] >> k % 4 * 8 & 255;
+            sum[index] += (left[0] == 'u' ? int(byte) : int((signed char)byte)) * (signed char)right;
+        }
+    }
+    __syncwarp();
+}
+
+static void host_copy_part(void* target, const void* source, int bytes, int whole)
+{
+    if ((unsigned long long)source % whole || (unsigned long long)target % whole || bytes < 0 || bytes > whole) {
+        fprintf(stderr, "a copy of %d bytes at an odd place\n", whole);
+        abort();
+    }
+    memset(target, 0, whole);
+    memcpy(target, source, bytes);
+}
+
 static unsigned host_shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - host_shared()); }
 
 // An element of an operand of wgmma in shared memory, by its line and its place along k: blocks of 8 by 8, whose distances the
@@ -299,6 +331,23 @@ template <int EIGHTS>
 static void host_wgmma(float (&sum)[EIGHTS][4], unsigned long long a, unsigned long long b, int adds, bool is_half)
 {
     host_multiply_columns(sum, [&](int row, int k) { return host_from_shared(a, row, k); }, b, adds, is_half);
+}
+
+// ldmatrix of four matrices.
+static void host_load_matrices(unsigned (&matrix)[4], unsigned row)
+{
+    int lane = current->thread.x % 32;
+    current->warp->word[lane][0] = row;
+    __syncwarp();
+    for (int index = 0; index < 4; ++index) {
+        unsigned at = current->warp->word[index * 8 + lane / 4][0];
+        if (at % 16) {
+            fprintf(stderr, "a row of a matrix at an odd place\n");
+            abort();
+        }
+        memcpy(&matrix[index], host_shared() + at + lane % 4 * 4, 4);
+    }
+    __syncwarp();
 }
 
 // stmatrix of four transposed matrices.

@@ -35,6 +35,10 @@ _STATEMENTS = {
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\..*?\);\n': "host_multiply(sum, a, b0, b1, true);\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\..*?\);\n': "host_multiply(sum, a, b0, b1, false);\n",
+    r'#define MULTIPLY_CODES\(left\).*?"r"\(b1\)\)\n': (
+        "#define MULTIPLY_CODES(left) host_multiply_codes(at, a, b0, b1, left)\n"
+    ),
+    r'#define MULTIPLY_EIGHT\(left\).*?"r"\(b\)\)\n': "#define MULTIPLY_EIGHT(left) abort()\n",
     r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.f16\.f16[^#]*#endif": (
         "host_wgmma(sum, a, b, adds, true);"
     ),
@@ -53,6 +57,13 @@ _FUNCTIONS = {
     "copy_chunk": (
         "inline void copy_chunk(void* target, const void* source, bool valid)\n{\n"
         "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
+    ),
+    "load_matrices": (
+        "inline void load_matrices(uint (&matrix)[4], uint row)\n{\n    host_load_matrices(matrix, row);\n}\n"
+    ),
+    "copy_part": (
+        "inline void copy_part(void* target, const void* source, int bytes)\n{\n"
+        "    host_copy_part(target, source, bytes, BYTES);\n}\n"
     ),
     "load_bits": (
         "inline void load_bits(uint* word, const uint8* source, bool valid)\n{\n"
@@ -96,6 +107,10 @@ _FUNCTIONS = {
     "wait_for_products": "inline void wait_for_products() {}\n",
     "synchronize": (
         "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
+    ),
+    "wait_for_team": (
+        "inline void wait_for_team(int team)\n{\n"
+        "    WARPS_K == 1 ? __syncwarp() : meet(current->own->named[team], TEAM);\n}\n"
     ),
     "store_matrices": (
         "inline void store_matrices(uint address, const uint (&word)[4])\n"

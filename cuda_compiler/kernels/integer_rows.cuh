@@ -1,0 +1,165 @@
+// Products of one vector by a matrix in codes that is read once, on tensor cores for integers:
+// result[o] = sum of vector[k] * scale(o, k) * (code(o, k) - zero(o, k)).
+// Codes of a byte are multiplied as they lie, those of four bits after two of them have been put apart. The two bytes
+// of a vector's numbers are two columns of a product, those of four units eight, each of which has zeros where the
+// others have numbers. So sums of a unit are exact. WARPS_K warps share a tile of 16 rows; the first steps of their
+// codes are on their way before the grid ahead of this one has finished. Grid: tiles in turns in x.
+constexpr int PART_ROW = TILE + 4, PARTS = 2 * BLOCK_WARPS * PART_ROW; // a warp's sums; tiles take turns
+constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES, TEAM = 32 * WARPS_K;
+constexpr int DIGITS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, UNITS_AT = DIGITS_AT + 2 * DIGIT_ROW;
+constexpr int PARTS_AT = UNITS_AT + COMMON / UNIT * 8, COMPUTED_AT = PARTS_AT + PARTS * 4;
+static_assert(TILE % VALUES == 0, "stores take whole tiles");
+
+typedef TensorCores<PairOfCodes<code_t>> Integers;
+
+// Adds the products of a bundle, the first or the second of a step, to a lane's sums of two rows.
+__device__ __forceinline__ void multiply_bundle(
+    float (&sum)[2], const unsigned char* stage, const Vector& vector, int tile, int at, int second, const Params& p)
+{
+    int lane = int(threadIdx.x) % 32, quad = lane % 4, row = lane / 4;
+    int column = lane / 4, member = column / 2; // as this lane has them of the second operand
+    const Codes codes(stage, second);
+    const signed char* digits = vector.digits + column % 2 * DIGIT_ROW + (at * 4 + member) * UNIT + quad * (UNIT / 4);
+    Pack<uint, PRODUCTS * 2> x = load_pack<PRODUCTS * 2>(reinterpret_cast<const uint*>(digits));
+    float product_sum[2][4]; // of two chains of products
+    #pragma unroll
+    for (int index = 0; index < 8; ++index) {
+        product_sum[index / 4][index % 4] = COUNTED_FROM;
+    }
+    #pragma unroll
+    for (int unit = 0; unit < 4; ++unit) {
+        #pragma unroll
+        for (int product = 0; product < PRODUCTS; ++product) {
+            uint a[4];
+            codes.of_product(a, unit * PRODUCTS + product);
+            int part = SPLIT ? product : product * 2, next = SPLIT ? 2 : 1;
+            uint b0 = member == unit ? x[part] : 0, b1 = member == unit ? x[part + next] : 0;
+            Integers::multiply(product_sum[(SPLIT ? product : unit) % 2], a, b0, b1);
+        }
+    }
+    float2 own = vector.units[at * 4 + quad];
+    #pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        float number[2];
+        #pragma unroll
+        for (int digit = 0; digit < 2; ++digit) {
+            float first = product_sum[0][side * 2 + digit], other = product_sum[1][side * 2 + digit];
+            if (SPLIT) {
+                number[digit] = other * 0.0625f + (first - COUNTED_FROM * 1.0625f);
+            } else {
+                int both = __float_as_int(first) + __float_as_int(other) - __float_as_int(COUNTED_FROM);
+                number[digit] = __int_as_float(both) - COUNTED_FROM;
+            }
+        }
+        const Scales scales(stage, tile, row + side * 8, at, second, quad, p);
+        float value = own.x * (256.0f * number[0] + number[1]);
+        if (ZEROS || ZERO != 0) {
+            value += scales.zero * own.y;
+        }
+        sum[side] += scales.scale * value;
+    }
+}
+
+// The sum of a tile's result from those of a team's warps, always in the same order.
+__device__ __forceinline__ float sum_of_warps(const float* parts, int team, int row)
+{
+    float sum = 0.0f;
+    #pragma unroll
+    for (int other = 0; other < WARPS_K; ++other) {
+        sum += parts[(team * WARPS_K + other) * PART_ROW + row];
+    }
+    return sum;
+}
+
+// Waits for the other warps that share a tile.
+__device__ __forceinline__ void wait_for_team(int team)
+{
+    if (WARPS_K == 1) {
+        __syncwarp();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM) : "memory");
+    }
+}
+
+// A tile's sums in this warp's part of k.
+__device__ __forceinline__ void multiply_tile(
+    float* part, unsigned char* stages, int& stage, Ring& ring, const Vector& vector, int tile, int further,
+    const Params& p)
+{
+    int lane = int(threadIdx.x) % 32;
+    float sum[2] = {}, row_scale[2] = {1.0f, 1.0f};
+    #pragma unroll 1
+    for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
+        unsigned char* codes = stages + stage * STAGE_BYTES;
+        wait_for_copies<STAGES - 1>();
+        __syncwarp();
+        multiply_bundle(sum, codes, vector, tile, bundle, 0, p);
+        if (STEP == 2 && bundle + 1 < ring.last) {
+            multiply_bundle(sum, codes, vector, tile, bundle + 1, 1, p);
+        }
+        if (ONE_GROUP && bundle + STEP >= ring.last) {
+            row_scale[0] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4]);
+            row_scale[1] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4 + 8]);
+        }
+        __syncwarp(); // all lanes have read what is overwritten
+        ring.fill(codes, further, p);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+    #pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        float total = warp_sum<4>(sum[side] * row_scale[side]); // of lanes that have other units
+        if (lane % 4 == 0) {
+            part[side * 8 + lane / 4] = total;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
+    const uint8* matrix, const scale_t* scales, const zero_t* zeros, VECTOR_PARAMETERS OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    int warp = int(threadIdx.x) / 32, team = warp / WARPS_K, share = warp % WARPS_K, member = int(threadIdx.x) % TEAM;
+    int further = int(gridDim.x) * TEAMS;
+    hurry_next_grid();
+    unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
+    Ring ring{{matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
+    ring.seek(int(blockIdx.x) + int(gridDim.x) * team);
+    #pragma unroll 1
+    for (int stage = 0; stage < STAGES; ++stage) {
+        ring.fill(stages + stage * STAGE_BYTES, further, p);
+    }
+    wait_for_previous_grid();
+    const Vector digits{
+        reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),
+        reinterpret_cast<float2*>(dynamic_shared + UNITS_AT)};
+#if PROLOGUE
+    vector_t* computed = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
+    compute_row(0, int(threadIdx.x), computed, VECTOR_ARGUMENTS p);
+    __syncthreads();
+    digits.make(computed);
+#else
+    digits.make(vector);
+#endif
+    __syncthreads();
+    int turn = 0, stage = 0;
+    for (int tile = int(blockIdx.x) + int(gridDim.x) * team; tile < p.tiles; tile += further, turn ^= 1) {
+        float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * BLOCK_WARPS * PART_ROW;
+        int first = member * VALUES, at = (tile * TILE + first) / PAIRS;
+        Fetched fetched;
+        if (member < ITEMS) {
+            fetched = fetch(0, 0, at, EPILOGUE_ARGUMENTS p);
+        }
+        multiply_tile(parts + warp * PART_ROW, stages, stage, ring, digits, tile, further, p);
+        wait_for_team(team);
+        if (member < ITEMS) {
+            float value[VALUES];
+            #pragma unroll
+            for (int u = 0; u < VALUES; ++u) {
+                value[u] = sum_of_warps(parts, team, first + u);
+            }
+            store(value, fetched, 0, 0, at, out, EPILOGUE_ARGUMENTS p);
+        }
+    }
+    wait_for_copies<0>();
+}

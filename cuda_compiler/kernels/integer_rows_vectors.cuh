@@ -1,0 +1,87 @@
+// The vector of a product as integers: a number of 16 bits, in two bytes, for each element, times a power of two for
+// each unit.
+constexpr int DIGIT_ROW = COMMON + 64; // neighbours begin in other banks
+
+// In shared memory: the upper and the lower bytes; of each unit the power of two, and the sum, negative.
+struct Vector {
+    signed char* digits;
+    float2* units;
+
+    // By all threads, which have 8 elements at a time.
+    __device__ __forceinline__ void make(const vector_t* source) const
+    {
+        constexpr int OCTETS = COMMON / 8, ROUNDS = (OCTETS + THREADS - 1) / THREADS;
+        constexpr int AT_ONCE = ROUNDS < 4 ? ROUNDS : 4; // so many loads wait for memory together
+        #pragma unroll 1
+        for (int base = int(threadIdx.x); base / 32 * 32 < OCTETS; base += AT_ONCE * THREADS) {
+            Pack<vector_t, 8> given[AT_ONCE];
+            #pragma unroll
+            for (int each = 0; each < AT_ONCE; ++each) {
+                int octet = base + each * THREADS;
+                given[each] = load_pack<8>(source + (octet < OCTETS ? octet : 0) * 8);
+            }
+            #pragma unroll
+            for (int each = 0; each < AT_ONCE; ++each) {
+                make_octet(given[each], base + each * THREADS);
+            }
+        }
+    }
+
+private:
+    // Numbers of a unit, whose octets neighbouring lanes have, get 14 bits and a sign where they are the largest.
+    __device__ __forceinline__ void make_octet(const Pack<vector_t, 8>& given, int octet) const
+    {
+        constexpr int SHARERS = UNIT / 8;
+        float largest = 0.0f;
+        #pragma unroll
+        for (int u = 0; u < 8; ++u) {
+            largest = greater(largest, __uint_as_float(__float_as_uint(float(given[u])) & 0x7fffffffu));
+        }
+        uint exponent = __float_as_uint(warp_max<SHARERS>(largest)) >> 23;
+        bool is_number = exponent < 255;
+        exponent = exponent < 14 ? 14 : exponent;
+        float factor = __uint_as_float((267u - exponent) << 23); // times this, the largest is below 2^14
+        int sum = 0;
+        uint upper[8], lower[8];
+        #pragma unroll
+        for (int u = 0; u < 8; ++u) {
+            int bits = __float_as_int(float(given[u]) * factor + COUNTED_FROM);
+            sum += bits - __float_as_int(COUNTED_FROM);
+            lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
+        }
+        float total = ZEROS || ZERO != 0 ? warp_sum<SHARERS>(float(sum)) : 0.0f;
+        if (octet < COMMON / 8) {
+            signed char* unit = digits + octet / SHARERS * UNIT;
+            store_bytes(unit, octet % SHARERS, upper);
+            store_bytes(unit + DIGIT_ROW, octet % SHARERS, lower);
+            if (octet % SHARERS == 0) {
+                float scale = is_number ? __uint_as_float((exponent - 13u) << 23) : __uint_as_float(0x7fc00000u);
+                units[octet / SHARERS] = make_float2(scale, -scale * total);
+            }
+        }
+    }
+
+    // Each lane reads its part of a unit's products from one place: of each product two words, with codes of four bits
+    // those of the lower halves of bytes first.
+    __device__ __forceinline__ static void store_bytes(signed char* unit, int octet, const uint (&byte)[8])
+    {
+        constexpr int APART = BITS == 4 ? 2 : 1, SECOND = BITS == 4 ? 1 : 4;
+        uint word[2];
+        #pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            int first = side * SECOND;
+            uint low = __byte_perm(byte[first], byte[first + APART], 0x0040);
+            uint high = __byte_perm(byte[first + 2 * APART], byte[first + 3 * APART], 0x0040);
+            word[side] = __byte_perm(low, high, 0x5410);
+        }
+        if (BITS == 4) {
+            Pack<uint, 2> both;
+            both[0] = word[0], both[1] = word[1];
+            store_pack(reinterpret_cast<uint*>(unit + octet % 4 * (UNIT / 4) + octet / 4 * 8), both);
+        } else {
+            uint* target = reinterpret_cast<uint*>(unit + octet % 2 * 2 * (UNIT / 4) + octet / 2 * 4);
+            target[0] = word[0];
+            target[UNIT / 16] = word[1];
+        }
+    }
+};

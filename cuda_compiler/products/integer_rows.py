@@ -1,0 +1,148 @@
+"""Lowers products of one row by packed codes that tensor cores multiply as integers."""
+
+from __future__ import annotations
+
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.artifact.vocabulary import CLUSTERS
+from cuda_compiler.devices import offers
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.packing import pack_size
+from cuda_compiler.products.integer_rows_sizes import BUNDLE, TILE, Work, integer_rows_sizes
+from cuda_compiler.rows import vector_prologue
+from npu_compiler.artifact.plan import CallOption
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate
+
+__all__ = ["INTEGER_ROWS", "integer_rows_options"]
+
+_PREFIX = "v"
+_CHUNK = 8  # neighbours of the vector that a thread loads
+_GROUPS, _UNITS = (32, 64, 128), (64, 32)
+_ALIGNED = 16  # bytes of a copy
+_COPIED = (4, 8, 16)  # bytes that are copied of a bundle's scales
+_MOST_ZERO = 256
+
+INTEGER_ROWS = KernelTemplate(
+    "integer_rows",
+    params="int outputs, tiles, zero_row",
+    macros=(
+        "vector_t code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO TEAMS WARPS_K "
+        "STEP STAGES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
+    ),
+    inputs="matrix scales zeros vector",
+    threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
+    shared_bytes=None,
+    files="tensor_cores.cuh code_pairs.cuh integer_rows_codes.cuh integer_rows_vectors.cuh",
+    computed="vector",
+)
+
+
+def integer_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+    """The launch for devices with as much shared memory as 9.0 has; none where it does not suit.
+
+    Args:
+        found: A product by packed codes.
+        group: What follows it.
+        lowering: Where the trace's tensors are.
+        positions: The operands of what follows.
+    """
+    codes, vector, device = found.b.operand, found.a, lowering.device
+    if not isinstance(codes, GroupedCodes) or not offers(device, CLUSTERS):
+        return []
+    store = min(pack_size(group, positions.operands, group.shape[-1]), 2)
+    work = _work_of(found, codes, lowering) if TILE % (store * group.pairs) == 0 else None
+    sizes = None if work is None else integer_rows_sizes(work, device)
+    if work is None or sizes is None:
+        return []
+    blocks = sizes.blocks(work, device)
+    parts = {"scales": codes.scale, "zeros": codes.zeros or codes}
+    inputs, prologues = {"matrix": codes.argument, **{name: part.argument for name, part in parts.items()}}, {}
+    if isinstance(vector.operand, Computed):
+        prologues["vector"] = vector_prologue(vector.operand, lowering, 32 * sizes.warps, blocks, _PREFIX)
+    else:
+        inputs["vector"] = vector.argument
+    launch = EarlyLaunch(
+        INTEGER_ROWS,
+        grid=(blocks, 1, 1),
+        values={
+            "outputs": found.n,
+            "tiles": work.tiles,
+            "zero_row": 0 if codes.zeros is None else codes.zeros.strides[-1],
+        },
+        macros={
+            "vector_t": CUDA.storage[vector.dtype.name],
+            "code_t": CUDA.storage[codes.number.name],
+            "scale_t": CUDA.storage[codes.scale.dtype.name],
+            "zero_t": CUDA.storage[(UINT8 if codes.zeros is None else codes.zeros.dtype).name],
+            "COMMON": found.k,
+            "BITS": codes.bits,
+            "GROUP": work.group or found.k,
+            "UNIT": work.unit,
+            "ONE_GROUP": int(not work.group),
+            "ZEROS": int(codes.zeros is not None),
+            "ZERO_BITS": codes.zero_bits,
+            "ZERO": int(codes.zero),
+            "TEAMS": sizes.teams,
+            "WARPS_K": sizes.warps_k,
+            "STEP": work.step,
+            "STAGES": sizes.stages,
+            "PROLOGUE": int(bool(prologues)),
+            "VECTOR_PARAMETERS": "const vector_t* vector, ",
+        },
+        inputs=inputs,
+        flops=found.flops,
+        prologues=prologues,
+        shared_bytes=sizes.shared_bytes(work),
+        hurries=True,
+    )
+    return [CallOption(CLUSTERS, (anchor_launch(launch, anchor_epilogue(group, positions, store), lowering),))]
+
+
+def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:
+    """A product as the kernel sees it; None where it does not suit."""
+    vector, group = found.a, 0 if codes.group >= found.k else codes.group
+    if found.m != 1 or found.batches != 1 or found.n % TILE:
+        return None
+    is_computed = isinstance(vector.operand, Computed)
+    if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(_CHUNK, found.k, True)):
+        return None
+    units = (unit for unit in _UNITS if not found.k % (BUNDLE * unit) and group % unit == 0)
+    unit = next(units, None)
+    constant = all(lowering.tensors[index].source is None for index in codes.reads())
+    if unit is None or not constant or not _suits(found, codes, group, unit):
+        return None
+    return Work(
+        outputs=found.n,
+        k=found.k,
+        bits=codes.bits,
+        unit=unit,
+        group=group,
+        scale_bytes=codes.scale.dtype.size,
+        zero_bits=0 if codes.zeros is None else codes.zero_bits,
+        computed=found.k if is_computed else 0,
+    )
+
+
+def _suits(found: Product, codes: GroupedCodes, group: int, unit: int) -> bool:
+    """Whether codes are integers, and they and what belongs to them lie as the kernel copies them: row behind row."""
+    scale, zeros, groups = codes.scale, codes.zeros, found.k // group if group else 1
+    integers = codes.number in (INT8, UINT8) and codes.bits in (4, 8) and codes.codebook is None and codes.bias is None
+    if not integers or codes.rows != 1 or (group and group not in _GROUPS):
+        return False
+    in_rows = found.b.along * 8 == found.k * codes.bits and not codes.offset % _ALIGNED
+    scaled = scale.dtype in (FLOAT16, BFLOAT16, FLOAT32) and scale.strides[-1] == groups
+    scaled = scaled and (not group or scale.strides[-2] == 1) and not scale.offset * scale.dtype.size % _ALIGNED
+    copied = not group or BUNDLE * unit // group * scale.dtype.size in _COPIED
+    if not (in_rows and scaled and copied):
+        return False
+    if zeros is None:
+        return codes.zero == int(codes.zero) and abs(codes.zero) <= _MOST_ZERO
+    packed = codes.zero_bits in (4, 8) and zeros.dtype in (INT8, UINT8) and zeros.strides[-2] == 1
+    return bool(group) and packed and not zeros.offset % 4 and found.n * zeros.strides[-1] < 1 << 31

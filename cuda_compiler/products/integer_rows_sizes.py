@@ -1,0 +1,166 @@
+"""How threads share a product of one row by codes that tensor cores multiply as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel
+
+__all__ = ["BUNDLE", "TILE", "IntegerRows", "IntegerRowsCosts", "Work", "integer_rows_sizes"]
+
+TILE = 16
+"""Rows of the matrix that a warp has at a time."""
+
+BUNDLE = 4
+"""Units that are the least that a warp has of a row."""
+
+_CLOSE = 1.02  # what differs less from the quickest is as quick
+_LINE = 128  # bytes of shared memory that eight rows are read from at a time
+_BARRIERS = 16  # of a block, one of which all threads share
+
+
+@dataclass(frozen=True)
+class IntegerRowsCosts:
+    """What decides how threads share the work.
+
+    Attributes:
+        warps, least_warps: Of a block, at the most, and at the least where there is work for them.
+        shared_bytes: Of a block at the most.
+        in_flight: Bytes that all blocks ask for ahead of their vector at the most: what they load then waits for them.
+        step: Clocks that a step takes a warp.
+        tile: What it costs to put the parts of a tile together, in steps.
+    """
+
+    warps: int
+    least_warps: int
+    shared_bytes: int
+    in_flight: float
+    step: float
+    tile: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What threads share.
+
+    Attributes:
+        outputs, k: Rows of the matrix, and codes of each.
+        bits: Of a code.
+        unit: Codes along k whose products add up as integers.
+        group: Codes that share a scale; 0 where a row has but one.
+        scale_bytes: Of a scale.
+        zero_bits: Of a zero point in memory; 0 where there are none.
+        computed: Numbers of the vector that each block computes.
+    """
+
+    outputs: int
+    k: int
+    bits: int
+    unit: int
+    group: int
+    scale_bytes: int
+    zero_bits: int
+    computed: int
+
+    @property
+    def tiles(self) -> int:
+        """Of the matrix."""
+        return self.outputs // TILE
+
+    @property
+    def bundles(self) -> int:
+        """Of a row."""
+        return self.k // self.unit // BUNDLE
+
+    @property
+    def step(self) -> int:
+        """Bundles that a warp takes at a time, whole lines of shared memory."""
+        return max(1, _LINE // (BUNDLE * self.unit * self.bits // 8))
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of a step's codes and what belongs to them; as in integer_rows_codes.cuh."""
+        codes = self.step * BUNDLE * self.unit
+        groups = codes // self.group if self.group else 1
+        zeros = ceil_div(groups * self.zero_bits // 8 + 3, 4) * 4 if self.zero_bits else 0
+        return TILE * (codes * self.bits // 8 + groups * self.scale_bytes + zeros)
+
+    @property
+    def all_bytes(self) -> int:
+        """Of the matrix and what belongs to it."""
+        return self.tiles * ceil_div(self.bundles, self.step) * self.stage_bytes
+
+
+@dataclass(frozen=True)
+class IntegerRows:
+    """How threads share the work.
+
+    Attributes:
+        teams: Sets of warps of a block that have a tile each.
+        warps_k: Warps of a team, which share k.
+        stages: Steps that each warp has on their way.
+    """
+
+    teams: int
+    warps_k: int
+    stages: int
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return self.teams * self.warps_k
+
+    def blocks(self, work: Work, device: DeviceModel) -> int:
+        """One for each multiprocessor, where there are as many tiles."""
+        return min(work.tiles, device.cores)
+
+    def turns(self, work: Work, device: DeviceModel) -> int:
+        """Tiles of a team."""
+        return ceil_div(work.tiles, self.blocks(work, device) * self.teams)
+
+    def steps(self, work: Work) -> int:
+        """Of a warp, for a tile."""
+        return ceil_div(ceil_div(work.bundles, self.warps_k), work.step)
+
+    def in_flight(self, work: Work, device: DeviceModel) -> int:
+        """Bytes that all blocks have on their way."""
+        return self.blocks(work, device) * self.warps * self.stages * work.stage_bytes
+
+    def shared_bytes(self, work: Work) -> int:
+        """Dynamic shared memory of a block; as in integer_rows.cuh."""
+        vector = 2 * (work.k + 64) + work.k // work.unit * 8
+        parts = 2 * 4 * self.warps * (TILE + 4)
+        return self.warps * self.stages * work.stage_bytes + vector + parts + 2 * work.computed
+
+
+def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
+    """Of those that should be about the quickest the ones with the fewest warps; None where nothing fits."""
+    costs = device.constants("integer_rows", IntegerRowsCosts)
+
+    def clocks(sizes: IntegerRows) -> float:
+        """What is left to be done when the vector is there: bytes that are not on their way yet, and all steps."""
+        left = max(0, work.all_bytes - sizes.in_flight(work, device)) / device.memory_a_clock
+        steps = sizes.turns(work, device) * (sizes.steps(work) + costs.tile)
+        return max(left, steps * costs.step)
+
+    ways = [*_ways(work, costs, device)]
+    most = _CLOSE * min(map(clocks, ways), default=0)
+    close = (sizes for sizes in ways if clocks(sizes) <= most)
+    return min(close, key=lambda sizes: (sizes.warps, -sizes.teams, -sizes.stages), default=None)
+
+
+def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[IntegerRows]:
+    own_tiles = ceil_div(work.tiles, min(work.tiles, device.cores))
+    least = min(costs.least_warps, own_tiles * work.bundles)
+    for teams in range(1, min(costs.warps, own_tiles) + 1):
+        most = costs.warps // teams if teams < _BARRIERS else 1
+        for warps_k in range(1, min(most, work.bundles) + 1):
+            one = IntegerRows(teams, warps_k, 1)
+            for stages in range(1, one.turns(work, device) * one.steps(work) + 1):
+                found = IntegerRows(teams, warps_k, stages)
+                if found.shared_bytes(work) > costs.shared_bytes or found.in_flight(work, device) > costs.in_flight:
+                    break
+                if found.warps >= least:
+                    yield found
