@@ -20,7 +20,7 @@ from cuda_compiler.attention.decode import (
     operand_macros,
 )
 from cuda_compiler.attention.mask import MaskBlocks
-from cuda_compiler.devices import offers
+from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.codes import number_macros
@@ -28,6 +28,7 @@ from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8, DType
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.cache_codes import SCALE_MACROS, Coded, is_coded, scale_macros, value_unit
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
@@ -48,6 +49,8 @@ _MAX_SIZE = 128  # of a head: a lane holds its part of two pieces
 _STEP = 32
 _CHUNK = 16  # codes that a thread reads at a time
 _MAX_ROWS = 16
+_DEPTH = 4  # pieces that a warp has on their way
+_PIECE, _WARPS, _CLUSTER = 16, 8, 8  # positions of a piece, warps of a block, blocks of a cluster; as in `decode`
 _MAX_FRESH = 4  # new rows, whose numbers and codes lie in shared memory
 
 CODE_NUMBER_MACROS = "vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT"
@@ -62,8 +65,8 @@ ATTENTION_CODES = replace(
     inputs="fresh k v k_scales v_scales mask sinks? states partial",
     files=(
         "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
-        "attention_warp.cuh attention_coded_rows.cuh clusters.cuh attention_cluster.cuh attention_open.cuh "
-        "attention_share.cuh"
+        "attention_warp.cuh attention_coded_rows.cuh attention_coded_slots.cuh clusters.cuh "
+        "attention_cluster.cuh attention_open.cuh attention_share.cuh"
     ),
 )
 
@@ -141,7 +144,7 @@ def lower_codes(
     assert isinstance(k, CodedRows)
     assert isinstance(v, CodedRows)
     assert division is not None
-    division = replace(division, depth=1)
+    division = _with_all_on_their_way(division, lowering.device)
     fresh = 0 if k.fresh is None else k.fresh.codes.shape[2]
     functions = computed_in_kernel(_wanted(problem, k, v), lowering)
     early = blocks.ready and all(is_kept(part, lowering, fresh > 0) for part in (k, v, k.scale, v.scale))
@@ -152,6 +155,19 @@ def lower_codes(
     macros = _macros(division, functions, k, v, fresh)
     launch = launch_of(ATTENTION_CODES, division, functions, macros, caches, blocks, early, lowering)
     return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+
+
+def _with_all_on_their_way(division: Division, device: DeviceModel) -> Division:
+    """The division whose warps have up to four pieces on their way, in blocks that are alone on their multiprocessor.
+
+    Where blocks are more than that, two share one, with half as many pieces.
+    """
+    pieces = ceil_div(division.problem.length, division.block) * division.block // _PIECE
+    held, blocks = cluster_cores(device)[_CLUSTER], division.tiles * division.cluster
+    clusters = min(division.clusters, max(1, held // blocks))
+    depth = _DEPTH if blocks <= held else _DEPTH // 2
+    needed = ceil_div(pieces, clusters * division.cluster * _WARPS)
+    return replace(division, clusters=clusters, depth=max(ceil_div(division.rows, 8), min(depth, needed)))
 
 
 def _wanted(problem: Attention, k: CodedRows, v: CodedRows) -> dict[str, tuple[Expr, View]]:
@@ -171,6 +187,7 @@ def _wanted(problem: Attention, k: CodedRows, v: CodedRows) -> dict[str, tuple[E
 def _macros(division: Division, functions: Functions, k: CodedRows, v: CodedRows, fresh: int) -> dict[str, object]:
     given = {**division_macros(division), **operand_macros(functions, fresh), "KEPT": "" if fresh else "const"}
     del given["KEPT_T"]
+    given |= {"ELEMENT_BYTES": 1, "SCALE_BYTES": k.scale.dtype.size + v.scale.dtype.size}
     codes = code_number_macros(k, v, division.problem.q.dtype)
     return {**given, **codes, **rounding_macros(k.kind), **scale_macros(k, v, CUDA)}
 

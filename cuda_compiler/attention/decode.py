@@ -29,7 +29,7 @@ from npu_compiler.lowering.element import ElementFunction, element_function
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import Computed, Scattered
+from npu_compiler.lowering.problems.forms import CodedRows, Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Prologue
@@ -288,8 +288,9 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
 
 def _piece_bytes(problem: Attention) -> int:
     """Shared memory for one piece of each warp of a block."""
-    widths = padded(problem.size) + padded(problem.value_size)
-    return _WARPS * _PIECE * (widths + 2 * _ROW_GAP) * 2
+    coded = [operand for operand in (problem.k, problem.v) if isinstance(operand, CodedRows)]
+    width = (padded(problem.size) + padded(problem.value_size)) * (1 if coded else 2)
+    return _WARPS * _PIECE * (width + 4 * _ROW_GAP + sum(operand.scale.dtype.size for operand in coded))
 
 
 def is_kept(operand: Operand, lowering: Lowering, is_fresh: bool = False) -> bool:

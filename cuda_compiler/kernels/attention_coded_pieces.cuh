@@ -3,20 +3,7 @@
 #define SCALE_PARAMETERS KEPT k_scale_t *k_scales, KEPT v_scale_t *v_scales,
 #define SCALE_ARGUMENTS k_scales, v_scales,
 constexpr float UNIT = 1.0f / VALUE_UNIT; // of results
-constexpr int K_SCALES_AT = K_BYTES + PIECE * V_PITCH, V_SCALES_AT = K_SCALES_AT + PIECE * int(sizeof(k_scale_t));
 static_assert(K_SCALE_ROW == 1 && V_SCALE_ROW == 1, "the scales of a piece lie side by side");
-
-// Starts copying 16 rows of SIZE bytes.
-template <int SIZE, int PITCH, int STEP>
-__device__ __forceinline__ void copy_bytes(unsigned char* tile, const unsigned char* source)
-{
-    constexpr int CHUNKS = SIZE / 16;
-    #pragma unroll
-    for (int first = 0; first < PIECE * CHUNKS; first += 32) {
-        int index = first + int(threadIdx.x) % 32, row = index / CHUNKS, column = index % CHUNKS * 16;
-        copy_chunk(tile + row * PITCH + column, source + (long long)row * STEP + column, true);
-    }
-}
 
 // The pages of a head of keys.
 struct Pools {
@@ -45,42 +32,7 @@ struct Pools {
     }
 };
 
-__device__ __forceinline__ k_scale_t* key_scales_of(unsigned char* slot)
-{
-    return reinterpret_cast<k_scale_t*>(slot + K_SCALES_AT);
-}
-__device__ __forceinline__ v_scale_t* value_scales_of(unsigned char* slot)
-{
-    return reinterpret_cast<v_scale_t*>(slot + V_SCALES_AT);
-}
-
 __device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries) { load_coded_queries(query, queries); }
-
-__device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries& query, unsigned char* slot)
-{
-    Keys keys;
-    #pragma unroll
-    for (int half_piece = 0; half_piece < 2; ++half_piece) {
-        int at = lane_place(half_piece * 2);
-        read_key<true>(keys, half_piece, slot + at * K_PITCH);
-        keys.scale[half_piece] = float(key_scales_of(slot)[at]);
-    }
-    multiply_coded_keys(score, query, keys);
-}
-
-__device__ __forceinline__ void add_piece_values(Rows& rows, const Scores& weight, unsigned char* slot)
-{
-    Values values;
-    #pragma unroll
-    for (int which = 0; which < 4; ++which) {
-        read_value<true>(values, which, slot + K_BYTES + value_place_of(which) * V_PITCH);
-    }
-    #pragma unroll
-    for (int half_piece = 0; half_piece < 2; ++half_piece) {
-        values.scale[half_piece] = float(value_scales_of(slot)[lane_place(half_piece * 2)]);
-    }
-    add_coded_values(rows, weight, values);
-}
 __device__ __forceinline__ int piece_column(int e, int u) { return coded_lane_column(e, u); }
 
 #if FRESH

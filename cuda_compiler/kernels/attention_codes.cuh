@@ -1,129 +1,93 @@
-// Attention of few rows over many positions whose keys and values are codes of a byte, with a scale for each head and position,
-// as in a decode step: the algorithm of attention_decode.cuh, with the products of attention_coded_rows.cuh.
+// Attention of few rows over many positions whose keys and values are codes of a byte, with a scale for each head and
+// position, as in a decode step: the algorithm of attention_decode.cuh, with the products of attention_coded_rows.cuh.
 //
-// Codes go from memory to registers. The next keys are on their way once these have been multiplied, and so are the next values.
-// FRESH keys and values are rounded to codes here: each block computes them, since whichever has their positions needs them, and
-// one writes them to their places. Grid: as in attention_decode.cuh.
+// Codes are copied to shared memory, DEPTH pieces of each warp on their way. FRESH keys and values are rounded to codes
+// by the warp that has their positions, and by one block, which writes them to their places. Grid: as in
+// attention_decode.cuh.
 constexpr int NEW = HEAD_SIZE + VALUE_SIZE;
 
-// A position, or the last one where there is none any more: the last block may hold pieces behind it.
-__device__ __forceinline__ int existing(int position) { return LENGTH % BLOCK == 0 ? position : min(position, LENGTH - 1); }
-
-// Starts reading the keys, or values, of a piece from a position on.
-__device__ __forceinline__ void read_keys(
-    Keys& keys, const unsigned char* k, const k_scale_t* scales, int position)
+template <typename S>
+__device__ __forceinline__ void copy_scale(S* target, const S* source)
 {
-    #pragma unroll
-    for (int half_piece = 0; half_piece < 2; ++half_piece) {
-        int at = existing(position + lane_place(half_piece * 2));
-        read_key<false>(keys, half_piece, k + (long long)at * K_ROW);
-        keys.scale[half_piece] = float(scales[(long long)at * K_SCALE_ROW]);
+    if (sizeof(S) == 4) {
+        copy_word(target, source);
+    } else {
+        *target = *source;
     }
 }
 
-__device__ __forceinline__ void read_values(
-    Values& values, const unsigned char* v, const v_scale_t* scales, int position)
+// Starts copying the piece from a position on; the last position again where there is none any more.
+__device__ __forceinline__ void copy_piece(
+    unsigned char* slot, const unsigned char* k, const unsigned char* v, const k_scale_t* k_scales,
+    const v_scale_t* v_scales, int position)
 {
-    #pragma unroll
-    for (int which = 0; which < 4; ++which) {
-        int at = existing(position + value_place_of(which));
-        read_value<false>(values, which, v + (long long)at * V_ROW);
-    }
-    #pragma unroll
-    for (int half_piece = 0; half_piece < 2; ++half_piece) {
-        int at = existing(position + lane_place(half_piece * 2));
-        values.scale[half_piece] = float(scales[(long long)at * V_SCALE_ROW]);
+    constexpr bool WHOLE = LENGTH % BLOCK == 0;
+    int count = LENGTH - position, row = int(threadIdx.x) % PIECE;
+    long long at = position + (WHOLE ? row : min(row, count - 1));
+    copy_bytes<HEAD_SIZE, K_PITCH, K_ROW, WHOLE>(slot, k + (long long)position * K_ROW, count);
+    copy_bytes<VALUE_SIZE, V_PITCH, V_ROW, WHOLE>(slot + K_BYTES, v + (long long)position * V_ROW, count);
+    if (threadIdx.x % 32 < PIECE) {
+        copy_scale(key_scales_of(slot) + row, k_scales + at * K_SCALE_ROW);
+    } else {
+        copy_scale(value_scales_of(slot) + row, v_scales + at * V_SCALE_ROW);
     }
 }
 
 #if FRESH
-// New keys and values, side by side, and what becomes of them.
-struct Fresh {
-    float number[FRESH][NEW], key_scale[FRESH], value_scale[FRESH];
-    alignas(16) unsigned char code[FRESH][NEW];
-};
+// New keys and values, side by side.
+typedef float Fresh[FRESH][NEW];
 
 __device__ __forceinline__ void compute_fresh(Fresh& fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
     for (int index = int(threadIdx.x); index < FRESH * NEW; index += THREADS) {
         int row = index / NEW, column = index % NEW;
-        fresh.number[row][column] = column < HEAD_SIZE
+        fresh[row][column] = column < HEAD_SIZE
             ? key_value(batch, group, row, column, OPERAND_ARGUMENTS p)
             : value_value(batch, group, row, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
     }
 }
 
-__device__ __forceinline__ void round_fresh(Fresh& fresh)
+// Rounds a new row of keys, or values, to codes and a scale, with all lanes of a warp.
+template <int SIZE, typename S>
+__device__ __forceinline__ void put_fresh(unsigned char* code, S* scale, const float* number)
 {
-    for (int row = int(threadIdx.x) / 32; row < FRESH * 2; row += WARPS) {
-        unsigned char* code = fresh.code[row / 2];
-        const float* number = fresh.number[row / 2];
-        if (row % 2 == 0) {
-            float scale = round_row<HEAD_SIZE>(code, [&](int column) { return number[column]; });
-            fresh.key_scale[row / 2] = float(k_scale_t(scale));
-        } else {
-            float scale = round_row<VALUE_SIZE>(code + HEAD_SIZE, [&](int column) { return number[HEAD_SIZE + column]; });
-            fresh.value_scale[row / 2] = float(v_scale_t(scale));
-        }
+    S found(round_row<SIZE>(code, [&](int column) { return number[column]; }));
+    if (threadIdx.x % 32 == 0) {
+        *scale = found;
     }
 }
 
-// Writes a new row of codes, and its scale, to their place in memory, if there is such a place.
-template <int SIZE, int STEP, int SCALE_STEP, typename S>
-__device__ __forceinline__ void write_row(unsigned char* target, S* scales, const unsigned char* code, float scale, int place)
+// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+__device__ __forceinline__ void patch(
+    unsigned char* slot, const Fresh& fresh, const int (&key_places)[FRESH], const int (&value_places)[FRESH],
+    int position)
 {
-    if (place < 0) {
-        return;
-    }
-    for (int word = int(threadIdx.x); word < SIZE / 4; word += THREADS) {
-        reinterpret_cast<uint*>(target + (long long)place * STEP)[word] = reinterpret_cast<const uint*>(code)[word];
-    }
-    if (threadIdx.x == 0) {
-        scales[(long long)place * SCALE_STEP] = S(scale);
-    }
-}
-
-// Puts what is new where it belongs in the keys, or values, of a piece, which may have been read before it was in memory.
-__device__ __forceinline__ void patch_keys(Keys& keys, const Fresh& fresh, const int (&places)[FRESH], int position)
-{
+    bool changed = false;
     #pragma unroll
     for (int row = 0; row < FRESH; ++row) {
-        #pragma unroll
-        for (int half_piece = 0; half_piece < 2; ++half_piece) {
-            if (places[row] - position == lane_place(half_piece * 2)) {
-                read_key<true>(keys, half_piece, fresh.code[row]);
-                keys.scale[half_piece] = fresh.key_scale[row];
-            }
+        int key = key_places[row] - position, value = value_places[row] - position;
+        if (0 <= key && key < PIECE) {
+            put_fresh<HEAD_SIZE>(slot + key * K_PITCH, key_scales_of(slot) + key, fresh[row]);
+            changed = true;
+        }
+        if (0 <= value && value < PIECE) {
+            put_fresh<VALUE_SIZE>(
+                slot + K_BYTES + value * V_PITCH, value_scales_of(slot) + value, fresh[row] + HEAD_SIZE);
+            changed = true;
         }
     }
-}
-
-__device__ __forceinline__ void patch_values(Values& values, const Fresh& fresh, const int (&places)[FRESH], int position)
-{
-    #pragma unroll
-    for (int row = 0; row < FRESH; ++row) {
-        int at = places[row] - position;
-        #pragma unroll
-        for (int half_piece = 0; half_piece < 2; ++half_piece) {
-            if (at == lane_place(half_piece * 2)) {
-                values.scale[half_piece] = fresh.value_scale[row];
-            }
-        }
-        #pragma unroll
-        for (int which = 0; which < 4; ++which) {
-            if (at == value_place_of(which)) {
-                read_value<true>(values, which, fresh.code[row] + HEAD_SIZE);
-            }
-        }
+    if (changed) {
+        __syncwarp();
     }
 }
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attention_codes(
     OPERAND_PARAMETERS KEPT unsigned char* k, KEPT unsigned char* v, KEPT k_scale_t* k_scales, KEPT v_scale_t* v_scales,
-    const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(128) unsigned char ring[]; // what warps leave
+    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
@@ -147,12 +111,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     enter_group(k, v, mask, batch, group, p);
     k_scales += (long long)batch * K_SCALE_BATCH + (long long)group * K_SCALE_HEAD;
     v_scales += (long long)batch * V_SCALE_BATCH + (long long)group * V_SCALE_HEAD;
-    Keys keys = {};
-    Values values = {};
+    int warp = int(threadIdx.x) / 32;
+    auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
+    auto copy = [&](int turn) {
+        if (share.has(turn)) {
+            copy_piece(slot(turn), k, v, k_scales, v_scales, share.position(turn));
+        }
+        commit_copies();
+    };
+    #pragma unroll 1
+    for (int turn = 0; turn < DEPTH; ++turn) {
+        copy(turn);
+    }
     Scores added = {};
     if (share.has(0)) {
-        read_keys(keys, k, k_scales, share.position(0));
-        read_values(values, v, v_scales, share.position(0));
         load_mask(added, mask, share.position(0), share.is_masked(0), p);
     }
     if (EARLY) {
@@ -171,13 +143,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     leave_queries(queries, own);
     __syncthreads();
 #if FRESH
-    round_fresh(fresh);
-    __syncthreads();
-    if (share.is_first()) {
-        for (int row = 0; row < FRESH; ++row) {
-            write_row<HEAD_SIZE, K_ROW, K_SCALE_ROW>(k, k_scales, fresh.code[row], fresh.key_scale[row], key_places[row]);
-            write_row<VALUE_SIZE, V_ROW, V_SCALE_ROW>(
-                v, v_scales, fresh.code[row] + HEAD_SIZE, fresh.value_scale[row], value_places[row]);
+    if (share.is_first()) { // the last warps have the fewest pieces
+        for (int each = WARPS - 1 - warp; each < FRESH * 2; each += WARPS) {
+            int row = each / 2, place = each % 2 ? value_places[row] : key_places[row];
+            if (place < 0) { // there is no such place
+                continue;
+            }
+            if (each % 2 == 0) {
+                put_fresh<HEAD_SIZE>(
+                    k + (long long)place * K_ROW, k_scales + (long long)place * K_SCALE_ROW, fresh[row]);
+            } else {
+                put_fresh<VALUE_SIZE>(
+                    v + (long long)place * V_ROW, v_scales + (long long)place * V_SCALE_ROW, fresh[row] + HEAD_SIZE);
+            }
         }
     }
 #endif
@@ -187,26 +165,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     load_coded_queries(query, queries);
     for (int turn = 0; share.has(turn); ++turn) {
         int position = share.position(turn);
-        bool more = share.has(turn + 1);
-#if FRESH
-        patch_keys(keys, fresh, key_places, position);
-#endif
         Scores score;
-        multiply_coded_keys(score, query, keys);
-        if (more) { // into the registers of those that were just multiplied
-            read_keys(keys, k, k_scales, share.position(turn + 1));
-        }
+        wait_for_copies<DEPTH - 1>();
+        __syncwarp();
+#if FRESH
+        patch(slot(turn), fresh, key_places, value_places, position);
+#endif
+        multiply_piece_keys(score, query, slot(turn));
         soften(rows, score, added, position);
-        if (more) {
+        if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
-#if FRESH
-        patch_values(values, fresh, value_places, position);
-#endif
-        add_coded_values(rows, score, values);
-        if (more) {
-            read_values(values, v, v_scales, share.position(turn + 1));
-        }
+        add_piece_values(rows, score, slot(turn));
+        __syncwarp();
+        copy(turn + DEPTH);
     }
     if (share.has(0)) {
         leave_rows(rows, ring, parts, 1.0f / VALUE_UNIT, coded_lane_column);

@@ -29,6 +29,16 @@ __device__ __forceinline__ void copy_chunk_cached(void* target, const void* sour
 #endif
 }
 
+// Copies 4 bytes.
+__device__ __forceinline__ void copy_word(void* target, const void* source)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(target)), "l"(source) : "memory");
+#else
+    *reinterpret_cast<uint*>(target) = *reinterpret_cast<const uint*>(source);
+#endif
+}
+
 __device__ __forceinline__ void commit_copies()
 {
 #if __CUDA_ARCH__ >= 800

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +14,8 @@ import npu_compiler
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
 from npu_runtime import Device
 from tests.cuda.kernels import check_plan_compiles
-from tests.support.coded_cache import CodedStep, Sizes, check_step
+from tests.support.coded_cache import CodedStep, Sizes, check_step, error_of_results, host_numbers
+from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
 
 each_kind = pytest.mark.parametrize("kind", ["int8", "fp8"])
 
@@ -77,3 +83,37 @@ def test_steps_over_codes_err_as_over_16_bits(
     kind: str, dtype: torch.dtype, sizes: Sizes, positions: list[int], device: Device
 ) -> None:
     check_step(sizes, kind, dtype, positions, device)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
+@pytest.mark.parametrize(
+    ("kind", "sizes", "positions"),
+    [
+        ("int8", Sizes(100, 64, 2, 6), [0, 70, 99]),
+        ("int8", Sizes(128, 32, 1, 12), [15, 127]),
+        ("fp8", Sizes(90, 96, 1, 1), [10, 64]),
+    ],
+    ids=str,
+)
+def test_on_a_processor_codes_equal_torch(kind: str, sizes: Sizes, positions: list[int], tmp_path: Path) -> None:
+    """Thread by thread."""
+    step = CodedStep(sizes, kind, torch.bfloat16)
+    plan = planned(sizes, kind, torch.bfloat16).resolved(lambda choice, kernels: 0)
+    types = {spec.name: numpy_type(spec.dtype.name) for spec in (*plan.inputs, *plan.outputs)}
+    for position in positions:
+        given = step.inputs(position)
+        flat = zip(plan.inputs, [*given[:5], *given[5]], strict=True)
+        stored = {spec.name: host_numbers(tensor).astype(types[spec.name]) for spec, tensor in flat}
+        caches = [stored[spec.name].astype(float) for spec in plan.inputs[5:]]
+        tensors = {name: array.view(np.uint8) for name, array in stored.items()}
+        found, kept = run_plan_on_host(plan, tensors, tmp_path), dict(plan.state)
+        result, *held = (
+            found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(float).reshape(spec.shape)
+            for spec in plan.outputs
+        )
+        limit = 1.2 * 2.0**-8 * float(np.sqrt(np.mean(result**2)))
+        assert error_of_results(step, given, caches, result, held) < limit
+
+
+def numpy_type(name: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, name, name))

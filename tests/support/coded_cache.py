@@ -16,7 +16,7 @@ import npu_compiler
 from npu_compiler.frontend.cache_forms import RowForm, row_form
 from npu_runtime import Device, Executor, NPUBuffer
 
-__all__ = ["CodedStep", "Sizes", "check_step", "error_of_step", "host_numbers", "neighbours"]
+__all__ = ["CodedStep", "Sizes", "check_step", "error_of_results", "error_of_step", "host_numbers", "neighbours"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,18 @@ def error_of_step(step: CodedStep, position: int, device: Device) -> float:
     caches = [np.array(buffers[spec.name].to_numpy(spec=spec)).astype(float) for spec in program.input_specs[5:]]
     outputs = Executor(program, device).run(inputs=buffers)
     result, *held = (np.asarray(outputs[spec.name].to_numpy(spec=spec)).astype(float) for spec in program.output_specs)
-    _, *expected = step(*given)
+    return error_of_results(step, given, caches, result, held)
+
+
+def error_of_results(
+    step: CodedStep,
+    given: tuple[Any, ...],
+    caches: Sequence[NDArray[np.float64]],
+    result: NDArray[np.float64],
+    held: Sequence[NDArray[np.float64]],
+) -> float:
+    """The error of a step's result, given the cache ahead of it and behind it; see `error_of_step`."""
+    position, (_, *expected) = int(given[4][0]), step(*given)
     for after, wanted, before in zip(held, expected, caches, strict=True):
         changed = np.unique(np.nonzero(after != before)[2])
         assert {*changed.tolist()} <= {*range(position, position + step.sizes.rows)}

@@ -1,0 +1,52 @@
+// Pieces of codes in shared memory, keys, then values, then the scales of both: how they come there, and their
+// products.
+constexpr int K_SCALES_AT = K_BYTES + PIECE * V_PITCH, V_SCALES_AT = K_SCALES_AT + PIECE * int(sizeof(k_scale_t));
+
+// Starts copying 16 rows of SIZE bytes; if they are not WHOLE, `count` of them are there, and the last one again behind
+// these.
+template <int SIZE, int PITCH, int STEP, bool WHOLE = true>
+__device__ __forceinline__ void copy_bytes(unsigned char* tile, const unsigned char* source, int count = PIECE)
+{
+    constexpr int CHUNKS = SIZE / 16;
+    #pragma unroll
+    for (int first = 0; first < PIECE * CHUNKS; first += 32) {
+        int index = first + int(threadIdx.x) % 32, row = index / CHUNKS, column = index % CHUNKS * 16;
+        int from = WHOLE ? row : min(row, count - 1);
+        copy_chunk(tile + row * PITCH + column, source + (long long)from * STEP + column, true);
+    }
+}
+
+__device__ __forceinline__ k_scale_t* key_scales_of(unsigned char* slot)
+{
+    return reinterpret_cast<k_scale_t*>(slot + K_SCALES_AT);
+}
+__device__ __forceinline__ v_scale_t* value_scales_of(unsigned char* slot)
+{
+    return reinterpret_cast<v_scale_t*>(slot + V_SCALES_AT);
+}
+
+__device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries& query, unsigned char* slot)
+{
+    Keys keys;
+    #pragma unroll
+    for (int half_piece = 0; half_piece < 2; ++half_piece) {
+        int at = lane_place(half_piece * 2);
+        read_key<true>(keys, half_piece, slot + at * K_PITCH);
+        keys.scale[half_piece] = float(key_scales_of(slot)[at]);
+    }
+    multiply_coded_keys(score, query, keys);
+}
+
+__device__ __forceinline__ void add_piece_values(Rows& rows, const Scores& weight, unsigned char* slot)
+{
+    Values values;
+    #pragma unroll
+    for (int which = 0; which < 4; ++which) {
+        read_value<true>(values, which, slot + K_BYTES + value_place_of(which) * V_PITCH);
+    }
+    #pragma unroll
+    for (int half_piece = 0; half_piece < 2; ++half_piece) {
+        values.scale[half_piece] = float(value_scales_of(slot)[lane_place(half_piece * 2)]);
+    }
+    add_coded_values(rows, weight, values);
+}
