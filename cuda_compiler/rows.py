@@ -142,10 +142,7 @@ def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
     longest = max(*(reduce.extent for reduce in reductions(group.expr)), group.shape[-1], 1)
     packs = ceil_div(longest, _row_pack(group, operands))
     kept = 1 if rows < _MANY_ROWS else 4
-    threads = 32
-    while threads < _MAX_THREADS and packs > threads * kept:
-        threads *= 2
-    return _block_shape(group, operands, threads)
+    return _block_shape(group, operands, min(_MAX_THREADS, 32 * ceil_div(packs, 32 * kept)))
 
 
 def _block_shape(group: Group, operands: Operands, threads: int) -> _Shape:

@@ -6,10 +6,6 @@
 // Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the tensor
 // cores, are eight neighbours of a row.
 
-// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin.
-constexpr bool LEAN = STEPS_M * GROUP_COLUMNS <= 160;
-constexpr int MOST_THREADS = LEAN ? 512 : THREADS, COPY_REGISTERS = LEAN ? 56 : 24, PRODUCT_REGISTERS = LEAN ? 160 : 240;
-
 // What the copying thread does. With B_CONSTANT nothing before this grid writes what b holds.
 __device__ __forceinline__ void copy_operands(
     const Ring& ring, const TensorMap& a, const TensorMap& b, const Params& p)

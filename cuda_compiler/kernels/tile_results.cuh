@@ -136,8 +136,10 @@ struct Results {
                 for (int i = 0; i < TAKEN; ++i) {
                     part[i] = value[held][number % EACH * TAKEN + i];
                 }
-                Fetched fetched{of_column[column_of(number) % COLUMNS_HELD], of_element[number % DEPTH]};
-                store(part, fetched, batch, row_of(number), base + col_of(number), out, EPILOGUE_ARGUMENTS p);
+                int r = row_of(number), c = base + col_of(number);
+                Fetched fetched{fetch_by_row(batch, r, c, EPILOGUE_ARGUMENTS p),
+                                of_column[column_of(number) % COLUMNS_HELD], of_element[number % DEPTH]};
+                store(part, fetched, batch, r, c, out, EPILOGUE_ARGUMENTS p);
             }
             if (number + DEPTH < COUNT) {
                 fetch_element(number + DEPTH, EPILOGUE_ARGUMENTS p);
