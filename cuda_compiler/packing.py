@@ -286,7 +286,7 @@ def _sides(group: Group, found: Positions, packed: Sequence[PackedLoad], size: i
     """What an epilogue reads element by element though it is the same for all rows, or for all columns."""
     names, taken = found.operands.names.loads, {load.leaf for load in packed}
     loads = [load for load in _loads([group.expr]) if load.index is None and load in names and load not in taken]
-    sides = []
+    sides: list[_Side] = []
     for load in loads:
         by_row = _is_by_row(load, found)
         if by_row or _is_by_column(load, found):

@@ -100,13 +100,17 @@ static unsigned char* host_shared(Block* block = current->own)
 }
 
 static void yield() { swapcontext(&current->context, &scheduler); }
-static void meet(Barrier& barrier, int count)
+static void come(Barrier& barrier, int count)
 {
-    int turn = barrier.passed;
     if (++barrier.arrived == count) {
         barrier.arrived = 0;
         ++barrier.passed;
     }
+}
+static void meet(Barrier& barrier, int count)
+{
+    int turn = barrier.passed;
+    come(barrier, count);
     while (barrier.passed == turn) {
         yield();
     }
@@ -377,24 +381,38 @@ static void host_arrive(unsigned at, int bytes)
 // What the copy engine is told of a tensor here: elements of 16 bits, lines of a box permuted by exclusive or.
 struct HostMap {
     const unsigned char* address;
-    long sizes[2], stride;
-    int box[2];
+    long sizes[5], strides[4];
+    int box[5], dims;
 };
-static void host_copy_lines(unsigned target, const void* map, unsigned at, int k, int line)
+static void host_copy_box(unsigned target, const void* map, unsigned at, const int (&first)[5])
 {
     const HostMap& tensor = *(const HostMap*)map;
-    int width = tensor.box[0] * 2;
-    for (int row = 0; row < tensor.box[1]; ++row) {
+    int width = tensor.box[0] * 2, lines = 1;
+    for (int dim = 1; dim < tensor.dims; ++dim) {
+        lines *= tensor.box[dim];
+    }
+    for (int row = 0; row < lines; ++row) {
+        const unsigned char* line = tensor.address;
+        bool inside = true;
+        for (int dim = 1, rest = row; dim < tensor.dims; rest /= tensor.box[dim++]) {
+            long place = first[dim] + rest % tensor.box[dim];
+            inside = inside && place < tensor.sizes[dim];
+            line += place * tensor.strides[dim - 1];
+        }
         for (int column = 0; column < tensor.box[0]; ++column) {
             unsigned short element = 0;
-            if (line + row < tensor.sizes[1] && k + column < tensor.sizes[0]) {
-                memcpy(&element, tensor.address + (line + row) * tensor.stride + (k + column) * 2, 2);
+            if (inside && first[0] + column < tensor.sizes[0]) {
+                memcpy(&element, line + (first[0] + column) * 2, 2);
             }
             unsigned place = target + row * width + column * 2;
             memcpy(host_shared() + (place ^ (place >> 7) % (width / 16) * 16), &element, 2);
         }
     }
     PhaseBarrier& barrier = current->own->phases.at(at);
-    barrier.bytes -= tensor.box[1] * width;
+    barrier.bytes -= lines * width;
     end_phase(barrier);
+}
+static void host_copy_lines(unsigned target, const void* map, unsigned at, int k, int line)
+{
+    host_copy_box(target, map, at, {k, line});
 }

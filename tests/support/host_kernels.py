@@ -80,6 +80,10 @@ _FUNCTIONS = {
         "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
         "    host_copy_lines(target, &map, barrier, k, line);\n}\n"
     ),
+    "copy_groups": (
+        "inline void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)\n{\n"
+        "    host_copy_box(target, &map, barrier, {k, 0, 0, 0, group});\n}\n"
+    ),
     "allow_registers": "inline void allow_registers() {}\n",
     "leave_registers": "inline void leave_registers() {}\n",
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
@@ -89,6 +93,7 @@ _FUNCTIONS = {
     "synchronize": (
         "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
     ),
+    "arrive_at": "inline void arrive_at(int number, int threads) { come(current->own->named[number], threads); }\n",
     "store_matrices": (
         "inline void store_matrices(uint address, const uint (&word)[4])\n"
         "{\n    host_store_matrices(address, word);\n}\n"
@@ -250,21 +255,22 @@ class _HostMap(ctypes.Structure):
 
     _fields_ = (
         ("address", ctypes.c_void_p),
-        ("sizes", ctypes.c_long * 2),
-        ("stride", ctypes.c_long),
-        ("box", ctypes.c_int * 2),
+        ("sizes", ctypes.c_long * 5),
+        ("strides", ctypes.c_long * 4),
+        ("box", ctypes.c_int * 5),
+        ("dims", ctypes.c_int),
         ("rest", ctypes.c_char * 128),  # to the size of a map
     )
 
 
 def _host_map(argument: Argument, buffer: NDArray[np.uint8]) -> _HostMap | None:
-    """A map of two dimensions; None for an argument that is an address."""
+    """A map of a tensor of 16-bit elements; None for an argument that is an address."""
     tensor = map_of(argument)
     if tensor is None:
         return None
-    (stride,) = tensor.strides
-    sizes, box = (ctypes.c_long * 2)(*tensor.sizes), (ctypes.c_int * 2)(*tensor.box)
-    return _HostMap(buffer.ctypes.data + argument.offset, sizes, stride, box)
+    sizes, strides = (ctypes.c_long * 5)(*tensor.sizes), (ctypes.c_long * 4)(*tensor.strides)
+    box = (ctypes.c_int * 5)(*tensor.box)
+    return _HostMap(buffer.ctypes.data + argument.offset, sizes, strides, box, len(tensor.sizes))
 
 
 def _translated(text: str, entry: str, arguments: Sequence[Argument]) -> str:
