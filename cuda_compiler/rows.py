@@ -179,7 +179,7 @@ def _compute_row(
     ]
     for number, phase in enumerate(program.phases):
         lines += _phase(phase, number, shape, inside)
-    lines += _store_beside(program)
+    lines += [*program.tail, *_store_beside(program)]
     packed = shape.size > 1 and program.width == program.phases[0].extent
     lines += _packed_results(found, program, inside, shape, storage) if packed else _results(program, shape, storage)
     lines.append("}")
@@ -269,6 +269,7 @@ def _phase(phase: RowPhase, number: int, shape: _Shape, inside: Sequence[str]) -
     """A reduction over the row, whose result every thread ends up with."""
     part, name, kind = f"part{number}", reduction_of(phase), state_type(phase)
     return [
+        *phase.head,
         f"    {kind} {part} = {identity(phase)};",
         *_loop(phase.extent, shape, shape.size),
         *inside,

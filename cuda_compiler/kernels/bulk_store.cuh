@@ -34,15 +34,17 @@ __device__ __forceinline__ void take_group(float (&taken)[4][4], const Sums& sum
 // It is asked for before the tile is multiplied, as far as there are registers: all that is the same for all columns, what is
 // the same for all rows a group of columns ahead, the rest as many groups ahead as fit.
 struct Operands {
-    static constexpr int ITEMS = STEPS_M * GROUPS, OTHER_REGISTERS = 44;
+    static constexpr int ITEMS = STEPS_M * GROUPS, OTHER_REGISTERS = 28, REGISTERS_OF_ELEMENTS = 28; // of their addresses
     static constexpr int FREE_REGISTERS = PRODUCT_REGISTERS - OTHER_REGISTERS - STEPS_M * GROUP_COLUMNS / 2;
     static constexpr int SIDES = STEPS_M * 2 * int(sizeof(FetchedByRow)) + 2 * PACKS * int(sizeof(FetchedByColumn));
-    static constexpr int FITTING = (FREE_REGISTERS * 4 - SIDES) / (2 * PACKS * int(sizeof(FetchedByElement)));
+    static constexpr int FREE_BYTES = (FREE_REGISTERS - REGISTERS_OF_ELEMENTS) * 4 - SIDES;
+    static constexpr int FITTING = FREE_BYTES / (2 * PACKS * int(sizeof(FetchedByElement)));
     static constexpr int HELD = FITTING < 1 ? 1 : FITTING < ITEMS ? FITTING : ITEMS;
-    static constexpr bool EARLY = FITTING >= 1; // else a group is fetched when its turn comes
+    static constexpr bool EARLY = FITTING >= 1, SIDES_EARLY = FREE_REGISTERS * 4 >= SIDES; // else when their turn comes
+    static constexpr int COLUMNS_HELD = SIDES_EARLY ? 2 : 1;
     int row, col;
     FetchedByRow of_row[STEPS_M * 2];
-    FetchedByColumn of_column[2][PACKS];
+    FetchedByColumn of_column[COLUMNS_HELD][PACKS];
     FetchedByElement of_element[HELD][2][PACKS];
 
     __device__ __forceinline__ Operands(const Work& work, int warp, EPILOGUE_PARAMETERS const Params& p)
@@ -50,13 +52,10 @@ struct Operands {
         int lane = int(threadIdx.x % 32);
         col = work.col + group_col(warp / 4) + lane % 4 * 8;
         row = work.row + group_row(warp / 4) + warp % 4 * 16 + lane / 4;
-        #pragma unroll
-        for (int i = 0; i < STEPS_M * 2; ++i) {
-            if (row_of(i / 2, i % 2) < p.m) {
-                of_row[i] = fetch_by_row(0, row_of(i / 2, i % 2), col / PAIRS, EPILOGUE_ARGUMENTS p);
-            }
+        if (SIDES_EARLY) {
+            fetch_rows(EPILOGUE_ARGUMENTS p);
+            fetch_column(0, EPILOGUE_ARGUMENTS p);
         }
-        fetch_column(0, EPILOGUE_ARGUMENTS p);
         #pragma unroll
         for (int item = 0; item < (EARLY ? HELD : 0); ++item) {
             fetch_element(item, EPILOGUE_ARGUMENTS p);
@@ -66,13 +65,23 @@ struct Operands {
     __device__ __forceinline__ int row_of(int step, int half_group) const { return row + step * 64 + half_group * 8; }
     __device__ __forceinline__ int col_of(int group) const { return col + group * 32; }
 
+    __device__ __forceinline__ void fetch_rows(EPILOGUE_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int i = 0; i < STEPS_M * 2; ++i) {
+            if (row_of(i / 2, i % 2) < p.m) {
+                of_row[i] = fetch_by_row(0, row_of(i / 2, i % 2), col / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+
     __device__ __forceinline__ void fetch_column(int group, EPILOGUE_PARAMETERS const Params& p)
     {
         #pragma unroll
         for (int pack = 0; pack < PACKS; ++pack) {
             if (col_of(group) < p.n) {
                 int c = col_of(group) / PAIRS + pack * STORE_SIZE;
-                of_column[group % 2][pack] = fetch_by_column(0, row, c, EPILOGUE_ARGUMENTS p);
+                of_column[group % COLUMNS_HELD][pack] = fetch_by_column(0, row, c, EPILOGUE_ARGUMENTS p);
             }
         }
     }
@@ -91,21 +100,24 @@ struct Operands {
 
     __device__ __forceinline__ void store_all(const Sums& sums, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
     {
+        if (!SIDES_EARLY) {
+            fetch_rows(EPILOGUE_ARGUMENTS p);
+        }
         #pragma unroll
         for (int item = 0; item < ITEMS; ++item) {
-            int step = item % STEPS_M, group = item / STEPS_M;
+            int step = item % STEPS_M, group = item / STEPS_M, next = group + COLUMNS_HELD - 1;
             if (!EARLY) {
                 fetch_element(item, EPILOGUE_ARGUMENTS p);
             }
-            if (step == 0 && group + 1 < GROUPS) {
-                fetch_column(group + 1, EPILOGUE_ARGUMENTS p);
+            if (step == 0 && next < GROUPS) {
+                fetch_column(next, EPILOGUE_ARGUMENTS p);
             }
             float own[4][4];
             take_group(own, sums, step * GROUPS + group);
             #pragma unroll
             for (int i = 0; i < 2 * PACKS; ++i) {
                 int half_group = i / PACKS, pack = i % PACKS;
-                Fetched fetched{of_row[step * 2 + half_group], of_column[group % 2][pack],
+                Fetched fetched{of_row[step * 2 + half_group], of_column[group % COLUMNS_HELD][pack],
                                 of_element[item % HELD][half_group][pack]};
                 store_part(own, half_group, pack, fetched, row_of(step, half_group), col_of(group), out,
                            EPILOGUE_ARGUMENTS p);
