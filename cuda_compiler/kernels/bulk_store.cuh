@@ -2,18 +2,26 @@
 // results of four blocks of columns, a group, are eight neighbours in each of two rows.
 constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = 8 / TAKEN;
 
+// Whether a result is one of the matrix, whose columns are whole groups. Nothing is asked where tiles fill it: without
+// conditions the compiler has one group's arithmetic fill the waits of another's.
+__device__ __forceinline__ bool is_inside(int row, int group_col, const Params& p)
+{
+    return (WHOLE_ROWS || row < p.m) && (WHOLE_COLUMNS || group_col < p.n);
+}
+
 // Stores a pack of a thread's results of one group, of its upper or its lower row.
 __device__ __forceinline__ void store_part(
-    const float (&sum)[4][4], int half_group, int pack, const Fetched& fetched, int row, int col, OUT_T* out,
+    const float (&sum)[4][4], int half_group, int pack, const Fetched& fetched, int row, int group_col, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
+    int col = group_col + int(threadIdx.x) % 4 * 8;
     float value[TAKEN];
     #pragma unroll
     for (int i = 0; i < TAKEN; ++i) {
         int at = pack * TAKEN + i;
         value[i] = sum[at / 2][half_group * 2 + at % 2];
     }
-    if (row < p.m && col < p.n) {
+    if (is_inside(row, group_col, p)) {
         store(value, fetched, 0, row, col / PAIRS + pack * STORE_SIZE, out, EPILOGUE_ARGUMENTS p);
     }
 }
@@ -42,16 +50,15 @@ struct Operands {
     static constexpr int HELD = FITTING < 1 ? 1 : FITTING < ITEMS ? FITTING : ITEMS;
     static constexpr bool EARLY = FITTING >= 1, SIDES_EARLY = FREE_REGISTERS * 4 >= SIDES; // else when their turn comes
     static constexpr int COLUMNS_HELD = SIDES_EARLY ? 2 : 1;
-    int row, col;
+    int row, first_col; // of the thread's results, and of its warp's
     FetchedByRow of_row[STEPS_M * 2];
     FetchedByColumn of_column[COLUMNS_HELD][PACKS];
     FetchedByElement of_element[HELD][2][PACKS];
 
     __device__ __forceinline__ Operands(const Work& work, int warp, EPILOGUE_PARAMETERS const Params& p)
     {
-        int lane = int(threadIdx.x % 32);
-        col = work.col + group_col(warp / 4) + lane % 4 * 8;
-        row = work.row + group_row(warp / 4) + warp % 4 * 16 + lane / 4;
+        row = work.row + group_row(warp / 4) + warp % 4 * 16 + int(threadIdx.x) % 32 / 4;
+        first_col = work.col + group_col(warp / 4);
         if (SIDES_EARLY) {
             fetch_rows(EPILOGUE_ARGUMENTS p);
             fetch_column(0, EPILOGUE_ARGUMENTS p);
@@ -63,14 +70,19 @@ struct Operands {
     }
 
     __device__ __forceinline__ int row_of(int step, int half_group) const { return row + step * 64 + half_group * 8; }
-    __device__ __forceinline__ int col_of(int group) const { return col + group * 32; }
+    __device__ __forceinline__ int col_of(int group) const { return first_col + group * 32; }
+    __device__ __forceinline__ int pack_of(int group, int pack) const
+    {
+        return (col_of(group) + int(threadIdx.x) % 4 * 8) / PAIRS + pack * STORE_SIZE;
+    }
 
     __device__ __forceinline__ void fetch_rows(EPILOGUE_PARAMETERS const Params& p)
     {
         #pragma unroll
         for (int i = 0; i < STEPS_M * 2; ++i) {
-            if (row_of(i / 2, i % 2) < p.m) {
-                of_row[i] = fetch_by_row(0, row_of(i / 2, i % 2), col / PAIRS, EPILOGUE_ARGUMENTS p);
+            int r = row_of(i / 2, i % 2);
+            if (WHOLE_ROWS || r < p.m) {
+                of_row[i] = fetch_by_row(0, r, first_col / PAIRS, EPILOGUE_ARGUMENTS p);
             }
         }
     }
@@ -79,9 +91,9 @@ struct Operands {
     {
         #pragma unroll
         for (int pack = 0; pack < PACKS; ++pack) {
-            if (col_of(group) < p.n) {
-                int c = col_of(group) / PAIRS + pack * STORE_SIZE;
-                of_column[group % COLUMNS_HELD][pack] = fetch_by_column(0, row, c, EPILOGUE_ARGUMENTS p);
+            if (WHOLE_COLUMNS || col_of(group) < p.n) {
+                of_column[group % COLUMNS_HELD][pack] =
+                    fetch_by_column(0, row, pack_of(group, pack), EPILOGUE_ARGUMENTS p);
             }
         }
     }
@@ -90,10 +102,10 @@ struct Operands {
     {
         #pragma unroll
         for (int i = 0; i < 2 * PACKS; ++i) {
-            int r = row_of(item % STEPS_M, i / PACKS), c = col_of(item / STEPS_M);
-            if (r < p.m && c < p.n) {
+            int r = row_of(item % STEPS_M, i / PACKS), group = item / STEPS_M;
+            if (is_inside(r, col_of(group), p)) {
                 of_element[item % HELD][i / PACKS][i % PACKS] =
-                    fetch_by_element(0, r, c / PAIRS + i % PACKS * STORE_SIZE, EPILOGUE_ARGUMENTS p);
+                    fetch_by_element(0, r, pack_of(group, i % PACKS), EPILOGUE_ARGUMENTS p);
             }
         }
     }
@@ -150,13 +162,13 @@ __device__ __forceinline__ void finish(
     for (int group = split + SPLITS * warp; group < ALL; group += SPLITS * 8) {
         int owner = group / OWN, inside = group % OWN;
         int row = work.row + group_row(owner / 4) + inside / GROUPS * 64 + owner % 4 * 16 + lane / 4;
-        int col = work.col + group_col(owner / 4) + inside % GROUPS * 32 + lane % 4 * 8;
+        int col = work.col + group_col(owner / 4) + inside % GROUPS * 32;
         Fetched found[2 * PACKS];
         #pragma unroll
         for (int i = 0; i < 2 * PACKS; ++i) {
-            int r = row + i / PACKS * 8;
-            if (r < p.m && col < p.n) {
-                found[i] = fetch(0, r, col / PAIRS + i % PACKS * STORE_SIZE, EPILOGUE_ARGUMENTS p);
+            int r = row + i / PACKS * 8, c = (col + lane % 4 * 8) / PAIRS + i % PACKS * STORE_SIZE;
+            if (is_inside(r, col, p)) {
+                found[i] = fetch(0, r, c, EPILOGUE_ARGUMENTS p);
             }
         }
         float sum[4][4] = {};

@@ -84,8 +84,8 @@ class BulkTiling(BulkTile):
         """Blocks to launch for each part of k: where they stay, one a multiprocessor at the most."""
         return tiles if self.splits > 1 else min(device.cores, tiles)
 
-    def macros(self, m: int) -> dict[str, object]:
-        """What the kernel's file expects, for a left matrix of m rows."""
+    def macros(self, m: int, n: int) -> dict[str, object]:
+        """What the kernel's file expects, for a result [m, n]."""
         return {
             "TILE_M": self.rows,
             "TILE_N": self.columns,
@@ -94,6 +94,8 @@ class BulkTiling(BulkTile):
             "TURNS": int(self.turns),
             "SPLITS": self.splits,
             "PANEL": _PANEL,
+            "WHOLE_ROWS": int(m % self.rows == 0),
+            "WHOLE_COLUMNS": int(n % self.columns == 0),
         }
 
 
