@@ -167,14 +167,16 @@ def bulk_clocks(
     rounds = costs.whole_rounds * ceil(average) + (1 - costs.whole_rounds) * average
     results = tiling.rows * tiling.columns
     step = max(_step(tiling), costs.step, least_step)
-    steps = rounds * ceil(ceil(asked.k / LINE) / tiling.splits)
+    products = step * ceil(ceil(asked.k / LINE) / tiling.splits)
+    stored = costs.store * results * (2 if tiling.turns else 1)  # by half of the warps where they take turns
+    each = max(products, (products + stored) / 2) if tiling.turns else products
     sides = min(tiling.rows, asked.m) + tiling.columns
     copied = 2 * asked.tiles(tiling.rows, tiling.columns) * sides * asked.k / costs.cache_bytes
-    products = costs.launch + max(steps * step, copied, 2 * asked.n * asked.k / costs.memory_bytes)
+    clocks = costs.launch + max(rounds * each, copied, 2 * asked.n * asked.k / costs.memory_bytes)
     if tiling.turns:
-        return products + 2 * costs.store * results  # the last tile's alone, by half of the warps
+        return clocks + stored  # the last tile's alone
     added = costs.add + costs.add_result * results if tiling.splits > 1 else 0
-    return products + rounds * costs.store * results + added
+    return clocks + rounds * stored + added
 
 
 def _step(tiling: BulkTiling) -> float:
