@@ -211,7 +211,8 @@ class _Scene:
         if nbytes > sources and _widens(plain.expr) and not self._is_filter(name):
             return False
         simple = not has_reduce(plain.expr) and all(load.index is None for load in leaves(plain.expr))
-        return not simple or made.has_wide_numbers or self._meets_anchor(name)
+        small = nbytes <= min(sources, CARRIED_BYTES)  # a variance may be too large for the device, its root is not
+        return small or not simple or made.has_wide_numbers or self._meets_anchor(name)
 
     def _is_filter(self, name: str) -> bool:
         """Whether a convolution reads a tensor as its filter: codes would become numbers anew in each run."""

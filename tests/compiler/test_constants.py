@@ -184,6 +184,22 @@ def test_views_of_weights_and_codes_stay_what_they_are() -> None:
     assert not made(graph)
 
 
+def test_a_small_tensor_made_of_weights_is_a_weight_also_where_the_device_does_not_hold_what_it_is_made_of() -> None:
+    def function(self: Any, x: torch.Tensor) -> torch.Tensor:
+        normal: torch.Tensor = (x - self.mean) / (self.var**0.5 + 1e-8)
+        return normal
+
+    model = Parameters(function, mean=torch.randn(64), var=torch.linspace(1, 3e5, 64))
+    extraction = extract(model, (torch.randn(3, 64),))
+    graph, _ = check(model, torch.randn(3, 64))
+    (recipe,) = made(graph).values()
+    assert [source.name for source in recipe.inputs] == ["var"]
+    program = npu_compiler.compile(extraction.ir, target="metal")
+    tensors = {name: tensor.numpy() for name, tensor in extraction.weights.items()}
+    for weight in program.recipes:
+        assert np.isfinite(weight.apply([tensors[source.name] for source in weight.inputs])).all()
+
+
 def test_a_large_constant_is_a_recipe() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(160, 160)
