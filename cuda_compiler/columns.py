@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 
+from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
-from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
+from cuda_compiler.packing import PackedLoad, pack_positions, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import (
     COLUMNS,
@@ -27,7 +27,7 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.positions import AXES, Positions, unpack
+from npu_compiler.lowering.positions import AXES, Positions
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.expr import leaves, reductions, walk
@@ -49,13 +49,6 @@ _UNROLLED = 8  # loads that a thread has on their way
 _ROWS = -2  # the last of the rows' dimensions, along which they lie side by side
 
 
-@dataclass(frozen=True)
-class _Costs:
-    """How many threads keep a multiprocessor busy."""
-
-    busy_threads: int
-
-
 def rows_side_by_side(group: Group, operands: Operands) -> bool:
     """Whether what is reduced is contiguous along the last of the rows' dimensions, not along the row itself."""
     found = reductions(group.expr)
@@ -69,22 +62,15 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     """A thread takes a pack of neighbouring rows; several share the columns of these where rows are few."""
     operands = _without_single_columns(group, row_operands(group, lowering.tensors, (*AXES[1:], "c")))
     size = 1 if group.index is not None else pack_size(group, operands, operands.sizes[_ROWS], _ROWS)
-    counts = (*operands.sizes[:_ROWS], operands.sizes[_ROWS] // size)
-    packs = prod(counts)
     loads = packed_loads(operands, [group.expr], size, _ROWS)
-    packed = with_packs(operands, loads)
-    program = row_program(group, packed, CUDA, hoisting=False)
+    found = pack_positions("pack", with_packs(operands, loads), operands.sizes[:-1], size)
+    program, packs = row_program(group, found.operands, CUDA, hoisting=False), found.extents["packs"]
     columns = max(phase.extent for phase in program.phases)
     least = ceil_div(_SECTOR_BYTES, size * max((load.dtype.size for load in leaves(group.expr)), default=1))
     lanes, slices = _division(packs, columns, size * state_bytes(program.phases), least, lowering.device)
-    axes = AXES[len(AXES) - len(counts) :]
-    statements = unpack("pack", axes, counts)
-    if size > 1:
-        statements.append(f"    {axes[-1]} *= {size};")
-    found = Positions(packed, tuple(statements), {"packs": packs}, axes[-1])
     fused = Epilogue(group, found, _compute_rows(group, found, program, loads, size), map_macros(group, operands))
     macros = {"LANES": lanes, "SLICES": slices}
-    launch = Launch(COLUMN_KERNEL, (ceil_div(packs, lanes), 1, 1), {"packs": packs}, macros)
+    launch = Launch(COLUMN_KERNEL, (ceil_div(packs, lanes), 1, 1), found.extents, macros)
     return [KERNELS.launch(launch, fused, lowering)]
 
 
@@ -107,7 +93,7 @@ def _division(packs: int, columns: int, nbytes: int, least: int, device: DeviceM
         least: Packs of a block that read whole sectors of memory.
         device: What they run on.
     """
-    busy = device.cores * device.constants("columns", _Costs).busy_threads
+    busy = busy_threads(device, "columns")
     lanes, slices = _MAX_LANES, 1
     while lanes > least and lanes >= 2 * packs:
         lanes //= 2

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import epilogue, pack_size
+from cuda_compiler.packing import epilogue, pack_positions, pack_size
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import Epilogue, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import Epilogue, pointer_macros
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import elementwise_operands
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.positions import AXES, Positions, unpack
+from npu_compiler.lowering.positions import AXES, Positions
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
@@ -35,18 +33,12 @@ def elementwise_positions(group: Group, lowering: Lowering) -> tuple[Positions, 
     """How the number of a pack, ``index``, becomes a position, and the size of packs; ``packs`` is their number."""
     operands = elementwise_operands(group, lowering.tensors, AXES)
     size = pack_size(group, operands, operands.sizes[-1])
-    axes = AXES[len(AXES) - len(operands.sizes) :]
-    packs = (*operands.sizes[:-1], operands.sizes[-1] // size)
-    statements = unpack("index", axes, packs)
-    if size > 1:
-        statements.append(f"    {axes[-1]} *= {size};")
-    return Positions(operands, tuple(statements), {"packs": prod(packs)}, axes[-1]), size
+    return pack_positions("index", operands, operands.sizes, size), size
 
 
 def map_macros(group: Group, operands: Operands) -> dict[str, object]:
     """What every kernel with an epilogue needs to be told."""
     return {
         "OUT_T": CUDA.storage[group.output.dtype.name],
-        "EPILOGUE_PARAMETERS": pointer_parameters(operands, CUDA),
-        "EPILOGUE_ARGUMENTS": pointer_arguments(operands),
+        **pointer_macros("EPILOGUE", operands, CUDA),
     }

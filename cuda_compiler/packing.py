@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from cuda_compiler.dialect import CUDA, NUMBER_OF_BYTE, PACK_OF_BYTES
 from cuda_compiler.guards import Guard, conditions, is_uniform
@@ -13,13 +14,13 @@ from npu_compiler.lowering.dialect import Printer, is_small
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, scatter_place
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.positions import Positions, inner_axes, unpack
 from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Call, Checked, Expr, Iota, Load, leaves, walk
 from npu_compiler.tensor.rounded import by_constant
 
 __all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "epilogue", "pack_size"]
-__all__ += ["pack_source", "packed_loads", "with_packs"]
+__all__ += ["pack_positions", "pack_source", "packed_loads", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
 
@@ -94,6 +95,20 @@ def pack_size(group: Group, operands: Operands, width: int, axis: int = -1, most
             if len(packed_loads(operands, [group.expr], size, axis, whole, whole)) >= wanted:
                 return size
     return fitting[0] if fitting else 1
+
+
+def pack_positions(pack: str, operands: Operands, sizes: Sequence[int], size: int) -> Positions:
+    """How the number of a pack becomes the position of its first element; the extent ``packs`` is their number.
+
+    Args:
+        pack: Name of the number.
+        operands: What is read.
+        sizes: Extents of the dimensions that packs are counted along, the last of which they run along.
+        size: Elements of a pack, a divisor of that.
+    """
+    axes, counts = inner_axes(len(sizes)), (*sizes[:-1], sizes[-1] // size)
+    moved = [f"    {axes[-1]} *= {size};"] if size > 1 else []
+    return Positions(operands, (*unpack(pack, axes, counts), *moved), {"packs": prod(counts)}, axes[-1])
 
 
 def packed_loads(

@@ -14,11 +14,11 @@ from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import Epilogue, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import Epilogue, pointer_macros, pointer_parameters
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, flops_of, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.positions import AXES, Positions, unpack
+from npu_compiler.lowering.positions import AXES, Positions, inner_axes, unpack
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
@@ -81,9 +81,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
     program = row_program(group, packed, CUDA)
-    axes = AXES[len(AXES) - len(operands.sizes) + 1 :]
-    statements = unpack("row", axes, operands.sizes[:-1])
-    found = Positions(packed, tuple(statements), {"rows": rows}, "c")
+    found = Positions(packed, _unpacked_row(operands), {"rows": rows}, "c")
     fused = Epilogue(group, found, _compute_row(group, found, program, loads, shape), map_macros(group, operands))
     macros: dict[str, object] = {"ROW_THREADS": shape.threads, "BLOCK_THREADS": shape.block}
     inputs = {}
@@ -118,24 +116,24 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
     row_threads = threads if rows == 1 else 32
     positions = (*("0" for _ in group.shape[:-1]), "c") if rows == 1 else (*AXES[1:], "c")
     operands = row_operands(group, lowering.tensors, positions, prefix)
-    axes = AXES[len(AXES) - len(operands.sizes) + 1 :]
-    statements = () if rows == 1 else tuple(unpack("row", axes, operands.sizes[:-1]))
+    statements = () if rows == 1 else _unpacked_row(operands)
     shape = _block_shape(group, operands, row_threads)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
     text = _compute_row(group, Positions(packed, statements, {}, "c"), row_program(group, packed, CUDA), loads, shape)
     return Prologue(
         (operands,),
-        values=dict(operands.fields),
-        macros={
-            "ROW_THREADS": row_threads,
-            "VECTOR_PARAMETERS": pointer_parameters(operands, CUDA),
-            "VECTOR_ARGUMENTS": pointer_arguments(operands),
-        },
+        macros={"ROW_THREADS": row_threads, **pointer_macros("VECTOR", operands, CUDA)},
         text=text,
         files=(ROW_KERNEL.before,),
         flops=blocks * rows * flops_of([operand.expr], group.shape[-1]),
     )
+
+
+def _unpacked_row(operands: Operands) -> tuple[str, ...]:
+    """Statements by which the number of a row becomes its position."""
+    sizes = operands.sizes[:-1]
+    return tuple(unpack("row", inner_axes(len(sizes)), sizes))
 
 
 def _shape(group: Group, operands: Operands, rows: int) -> _Shape:

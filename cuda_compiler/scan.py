@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cuda_compiler.anchors import single_launch
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.element import ELEMENT_MACROS
@@ -35,9 +34,7 @@ SCAN = KernelTemplate(
     threads=SCAN_TOTALS.threads,
     files="scan_states.cuh",
 )
-_KERNELS = ScanKernels(
-    SCAN, SCAN_TOTALS, KERNELS, CUDA, single_launch, most_slices=512, several=128, items=8, few_items=4
-)
+_KERNELS = ScanKernels(SCAN, SCAN_TOTALS, KERNELS, single_launch, most_slices=512, several=128, items=8, few_items=4)
 
 
 @lowering_of(Scan)

@@ -13,8 +13,8 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import define_indexed, pack_size, pack_source, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
-from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
+from npu_compiler.integers import ceil_div, power_of_two
+from npu_compiler.lowering.anchors import function, pointer_macros, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.grouping import Group
@@ -26,7 +26,7 @@ from npu_compiler.lowering.problems.operand import Operand, are_chunks
 from npu_compiler.lowering.problems.scatter import ScatterRows
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
-from npu_compiler.tensor.expr import Expr, Load
+from npu_compiler.tensor.expr import Load
 from npu_compiler.tensor.view import View
 
 __all__ = ["SCATTER_ROWS", "SCATTER_SORT", "SCATTER_SORTED", "loads_values", "lower_scatter_rows"]
@@ -89,7 +89,7 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
     size = _pack_size(scatter, group, found, lowering)
     outer, rows, width = scatter.shape
     packs = ceil_div(width, size)
-    lanes = min(_THREADS, 1 << (packs - 1).bit_length())
+    lanes = min(_THREADS, power_of_two(packs))
     slab = _slab(scatter, _THREADS // lanes)
     each = 1 if slab else _each(scatter, size, lanes, lowering.device)
     row_blocks, column_blocks = ceil_div(rows, _THREADS // lanes * each), ceil_div(packs, lanes)
@@ -177,15 +177,11 @@ def loads_values(group: Group, position: int, operand: Operand) -> bool:
     return position == 1 or (position == 0 and group.problem.count <= _FEW)
 
 
-def _element(operand: Operand) -> Expr:
-    return operand.expr if isinstance(operand, Computed) else Load(operand.ref, operand.dtype)
-
-
 def _operands(operand: Operand, lowering: Lowering, positions: Sequence[str], prefix: str) -> Operands:
     """What an element of an operand reads."""
     each = merge_groups([(dim,) for dim in range(len(operand.shape))])
     nowhere = View(operand.shape, (0,) * len(operand.shape))
-    return Operands.resolve([_element(operand)], nowhere, lowering.tensors, positions, each, prefix=prefix)
+    return Operands.resolve([operand.element], nowhere, lowering.tensors, positions, each, prefix=prefix)
 
 
 def _index(scatter: ScatterRows, lowering: Lowering, by_packs: bool) -> Prologue:
@@ -199,30 +195,28 @@ def _index(scatter: ScatterRows, lowering: Lowering, by_packs: bool) -> Prologue
     index = scatter.index
     operands = _operands(index, lowering, ("entry",), "g")
     printer = Printer(CUDA, operands.names)
-    pointers = pointer_parameters(operands, CUDA)
-    head = f"__device__ __forceinline__ int row_at(int entry, {pointers}const Params& p)"
-    value = printer.value(_element(index))
+    head = f"__device__ __forceinline__ int row_at(int entry, {pointer_parameters(operands, CUDA)}const Params& p)"
+    value = printer.value(index.element)
     packed = not isinstance(index, Computed) and are_chunks(4, index.strides[0], (index.offset,))
-    macros: dict[str, object] = {"INDEX_PARAMETERS": pointers, "INDEX_ARGUMENTS": pointer_arguments(operands)}
+    macros = pointer_macros("INDEX", operands, CUDA)
     if by_packs:
         macros |= {"INDEX_PACK": 4, "INDEX_POINTER": "ge0"} if packed else {"INDEX_PACK": 1}
-    return Prologue((operands,), dict(operands.fields), macros, function(head, printer.lines, value))
+    return Prologue((operands,), macros=macros, text=function(head, printer.lines, value))
 
 
 def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
     """The device function ``values_at``, which gives `size` neighbouring columns of a row of values."""
     operands = _operands(scatter.values, lowering, _POSITIONS, "f")
-    expr, kind = _element(scatter.values), f"Pack<float, {size}>"
+    expr, kind = scatter.values.element, f"Pack<float, {size}>"
     packs = {f"x{n}": load for n, load in enumerate(packed_loads(operands, [expr], size, indexed=True, checked=True))}
     places = Printer(CUDA, operands.names, variable="at")
     printer = Printer(CUDA, with_packs(operands, [*packs.values()]).names, "        ")
     define_indexed(printer, packs)
     value = printer.value(expr)
     heads = [f"    Pack<{load.storage}, {size}> {x} = {pack_source(load, places)};" for x, load in packs.items()]
-    pointers = pointer_parameters(operands, CUDA)
-    text = [
-        f"__device__ __forceinline__ {kind} values_at(int outer, int entry, int column, {pointers}const Params& p)",
-        "{",
+    positions = "int outer, int entry, int column, "
+    head = f"{CUDA.inline} {kind} values_at({positions}{pointer_parameters(operands, CUDA)}const Params& p)"
+    body = [
         *places.lines,
         *heads,
         f"    {kind} result;",
@@ -233,12 +227,10 @@ def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
         *printer.lines,
         f"        result[u] = {value};",
         "    }",
-        "    return result;",
-        "}",
     ]
-    macros = {"VALUE_T": "float", "VALUES_PARAMETERS": pointers, "VALUES_ARGUMENTS": pointer_arguments(operands)}
+    macros = {"VALUE_T": "float", **pointer_macros("VALUES", operands, CUDA)}
     flops = flops_of([expr], prod(scatter.values.shape))
-    return Prologue((operands,), dict(operands.fields), macros, "\n".join(text), flops=flops)
+    return Prologue((operands,), macros=macros, text=function(head, body, "result"), flops=flops)
 
 
 def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: Lowering) -> int:
@@ -250,7 +242,7 @@ def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: L
     side_by_side = sum(walk_of[-1] == 1 for leaf, walk_of in operands.walks.items() if isinstance(leaf, Load))
     while size > 1:
         reads_base = base is None or are_chunks(size, base.strides[2], base.across(2))
-        found_packs = packed_loads(operands, [_element(scatter.values)], size, indexed=True, checked=True)
+        found_packs = packed_loads(operands, [scatter.values.element], size, indexed=True, checked=True)
         if reads_base and len(found_packs) >= side_by_side:
             break
         size //= 2

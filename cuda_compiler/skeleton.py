@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cuda_compiler.dialect import FLOAT8_CODE, NUMBER_OF_BYTE, PACK_OF_BYTES
+from cuda_compiler.dialect import CUDA, FLOAT8_CODE, NUMBER_OF_BYTE, PACK_OF_BYTES
 from cuda_compiler.early_launches import EarlyLaunch, kernel_number
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
@@ -27,6 +27,7 @@ class _CUDAKernels(KernelWriter):
     """What is generated stands behind the files that it builds on, and ahead of those that build on it."""
 
     package = "cuda_compiler"
+    dialect = CUDA
 
     def source(self, launch: Launch, declaration: str, fused: Epilogue | None = None) -> KernelSource:
         template, prologues = launch.template, launch.prologues.values()

@@ -48,7 +48,6 @@ _KERNELS = SortKernels(
     merge=SORT_MERGE,
     places=SORT_PLACES,
     writer=KERNELS,
-    dialect=CUDA,
     finish=single_launch,
     shared_bytes=1 << 15,
     least=1024,

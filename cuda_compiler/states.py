@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cuda_compiler.dialect import CUDA
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import function
 from npu_compiler.lowering.loops import RowPhase, combine_text
 
 __all__ = [
@@ -93,22 +94,11 @@ def _functions(name: str, phase: RowPhase) -> list[str]:
     members = [f"s{item}" for item in range(count)]
     left, right = ([state] if count == 1 else [f"{state}.{member}" for member in members] for state in ("a", "b"))
     lines, values = combine_text(phase.combination, left, right, CUDA, "    ")
-    combine = [
-        f"__device__ __forceinline__ {kind} combine_{name}({kind} a, {kind} b)",
-        "{",
-        *lines,
-        f"    return {_state(phase, values)};",
-        "}",
-    ]
+    inline = CUDA.inline
+    combine = function(f"{inline} {kind} combine_{name}({kind} a, {kind} b)", lines, _state(phase, values))
     if count == 1:
-        return combine
+        return [combine]
     fields = " ".join(f"{register} {member};" for register, member in zip(phase.registers, members, strict=True))
     passed = [f"exchange(state.{member}, distance, lanes)" for member in members]
-    return [
-        f"struct {kind} {{ {fields} }};",
-        *combine,
-        f"__device__ __forceinline__ {kind} exchange({kind} state, int distance, int lanes)",
-        "{",
-        f"    return {_state(phase, passed)};",
-        "}",
-    ]
+    exchange = function(f"{inline} {kind} exchange({kind} state, int distance, int lanes)", (), _state(phase, passed))
+    return [f"struct {kind} {{ {fields} }};", combine, exchange]

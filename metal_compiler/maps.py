@@ -19,7 +19,7 @@ from npu_compiler.lowering.loops import (
     row_operands,
     row_program,
 )
-from npu_compiler.lowering.positions import AXES, Positions, unpack
+from npu_compiler.lowering.positions import AXES, Positions, inner_axes, unpack
 from npu_compiler.lowering.shared import Part, SharedText, shared_launch
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -43,7 +43,7 @@ SHARED = KernelTemplate("shared", macros="declarations pointers params calls", t
 def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     """One thread an element, over a grid of up to three dimensions; further ones are unpacked from z."""
     operands = elementwise_operands(group, lowering.tensors, AXES)
-    axes = AXES[len(AXES) - len(operands.sizes) :]
+    axes = inner_axes(len(operands.sizes))
     outer, (height, width) = operands.sizes[:-2], (1, 1, *operands.sizes)[-2:]
     sizes = {"size_x": width, "size_y": height, "size_z": prod(outer)}
     extents = dict(sizes)
@@ -68,7 +68,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     threads = 32 if longest <= 128 else 128 if longest <= 1024 else 256
     sizes = {"rows": rows, "width": program.width}
     extents = {**sizes, **phase_extents(program)}
-    lines = unpack("row", AXES[len(AXES) - len(operands.sizes) + 1 :], operands.sizes[:-1], extents)
+    lines = unpack("row", inner_axes(len(operands.sizes) - 1), operands.sizes[:-1], extents)
     found = Positions(operands, tuple(lines), extents, "c")
     storage = METAL.storage[group.output.dtype.name]
     store = f"        {program.place.condition}out[{program.place.address}] = {storage}({program.value});"
@@ -86,7 +86,7 @@ def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[KernelCall
 def _part(group: Group, number: int, lowering: Lowering) -> Part:
     """A parameter struct ``PartN`` and a function ``partN``."""
     operands = elementwise_operands(group, lowering.tensors, AXES)
-    axes = AXES[len(AXES) - len(operands.sizes) :]
+    axes = inner_axes(len(operands.sizes))
     extents = {"packs": prod(operands.sizes)}
     lines = unpack("index", axes, operands.sizes, extents)
     found = Positions(operands, tuple(lines), extents, axes[-1])

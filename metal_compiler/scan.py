@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from metal_compiler.anchors import single_launch
-from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.element import ELEMENT_MACROS
@@ -35,9 +34,7 @@ SCAN = KernelTemplate(
     threads=SCAN_TOTALS.threads,
     files="scan_states.metal",
 )
-_KERNELS = ScanKernels(
-    SCAN, SCAN_TOTALS, KERNELS, METAL, single_launch, most_slices=256, several=32, items=4, few_items=4
-)
+_KERNELS = ScanKernels(SCAN, SCAN_TOTALS, KERNELS, single_launch, most_slices=256, several=32, items=4, few_items=4)
 
 
 @lowering_of(Scan)

@@ -6,7 +6,7 @@ from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.tiles.tiling import GROUP
 from npu_compiler.artifact.plan import KernelCall
-from npu_compiler.integers import ceil_div
+from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.scatter import ScatterRows
 from npu_compiler.lowering.target import Lowering, lowering_of
@@ -41,7 +41,7 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
     outer, rows, width = scatter.shape
     columns = GROUP if width >= GROUP else 1
     chunks = ceil_div(width, columns)
-    lanes = min(_THREADS, 1 << (chunks - 1).bit_length())
+    lanes = min(_THREADS, power_of_two(chunks))
     row_blocks, column_blocks = ceil_div(rows, _THREADS // lanes), ceil_div(chunks, lanes)
     values, base = scatter.values, scatter.base
     launch = Launch(
@@ -57,11 +57,7 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
             **scatter.macros(METAL),
             "CHUNK": _CHUNK,
         },
-        inputs={
-            "index": scatter.index.argument,
-            "values": values.argument,
-            **({} if base is None else {"base": base.argument}),
-        },
+        inputs=scatter.arguments,
         flops=scatter.flops,
     )
     return [single_launch(launch, group, lowering)]

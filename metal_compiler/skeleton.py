@@ -6,7 +6,7 @@ from string import Template
 
 from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import KernelSource
-from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions, pointer_macros
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.templates import Launch
@@ -18,6 +18,7 @@ class _MetalKernels(KernelWriter):
     """All bindings are numbered: the inputs, the output, what the epilogue reads, what a prologue reads, parameters."""
 
     package = "metal_compiler"
+    dialect = METAL
     prologue_last = True
 
     def source(self, launch: Launch, declaration: str, fused: Epilogue | None = None) -> KernelSource:
@@ -65,8 +66,7 @@ def _told(launch: Launch, fused: Epilogue) -> dict[str, object]:
         "PAIRS": fused.group.pairs,
         "OUT_BUFFER": output,
         "EPILOGUE_BUFFERS": _bound(operands, output + 1).replace("\n", " "),
-        "EPILOGUE_PARAMETERS": pointer_parameters(operands, METAL),
-        "EPILOGUE_ARGUMENTS": pointer_arguments(operands),
+        **pointer_macros("EPILOGUE", operands, METAL),
         "PROLOGUE": 0,
         "PROLOGUE_BUFFERS": before,
         "PARAMS_BUFFER": behind,

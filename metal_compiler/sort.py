@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import partial
 
 from metal_compiler.anchors import single_launch
-from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import power_of_two
@@ -39,7 +38,6 @@ _KERNELS = SortKernels(
     merge=SORT_MERGE,
     places=SORT_PLACES,
     writer=KERNELS,
-    dialect=METAL,
     finish=single_launch,
     shared_bytes=1 << 14,
     least=512,

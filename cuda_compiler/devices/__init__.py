@@ -15,7 +15,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
 from npu_compiler.lowering.candidates import Kept
 from npu_compiler.lowering.device_model import DeviceModel, DeviceModels
 
-__all__ = ["DEVICES", "TENSOR_MAPS", "cluster_cores", "kept_candidates", "offers"]
+__all__ = ["DEVICES", "TENSOR_MAPS", "busy_threads", "cluster_cores", "kept_candidates", "offers"]
 
 DEVICES = DeviceModels("cuda_compiler.devices", default="sm_90")
 
@@ -36,6 +36,16 @@ class _Clusters:
 def cluster_cores(device: DeviceModel) -> Mapping[int, int]:
     """Multiprocessors that clusters can fill, by the blocks of a cluster: a cluster lies within a part of the GPU."""
     return device.constants("clusters_held", _Clusters).cores
+
+
+@dataclass(frozen=True)
+class _Busy:
+    busy_threads: int
+
+
+def busy_threads(device: DeviceModel, family: str) -> int:
+    """Threads of a family of kernels that keep all multiprocessors busy."""
+    return device.cores * device.constants(family, _Busy).busy_threads
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
-from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
 from cuda_compiler.images.image_packing import (
     CHUNK,
     CHUNK_BYTES,
+    TAP_MACROS,
     along_axes,
     is_packed_image,
     is_packed_weight,
@@ -21,18 +22,15 @@ from cuda_compiler.images.image_packing import (
 )
 from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
-from cuda_compiler.packing import pack_size
 from cuda_compiler.short_codes import operations_on_codes
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
-from cuda_compiler.tiles.templates import TILE_MACROS
-from cuda_compiler.tiles.tiling import Asked, Tiling, with_codes
+from cuda_compiler.tiles.tiling import TILE_MACROS, Asked, Tiling, with_codes
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Problem
@@ -60,7 +58,7 @@ CONV2D_PLAIN = KernelTemplate(
         "int height, width, out_height, out_width, image_stride, y_stride, x_stride, channel_stride, results, "
         "outputs, group_outputs, w_output, w_channel, w_y, w_x"
     ),
-    macros="a_t b_t TAPS_Y TAPS_X STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X CHANNELS",
+    macros=f"a_t b_t {TAP_MACROS} CHANNELS",
     inputs="image weight",
     threads=_PLAIN_THREADS,
 )
@@ -73,20 +71,20 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
     Raises:
         OpRefusal: A tensor that the epilogue reads, or the packed image, is too large.
     """
-    found = epilogue_positions(group, lowering, "sum")
-    together = depthwise_pack(conv, group, found)
+    work = DirectedGroup.of(group, lowering)
+    together = depthwise_pack(conv, work)
     if together > 1:
-        return [lower_depthwise(conv, together, group, found, lowering)]
+        return [lower_depthwise(conv, together, work)]
     if not _fits_tiles(conv):
-        return [_lower_plain(conv, group, found, lowering)]
+        return [_lower_plain(conv, work)]
     if is_packed_image(conv.image, conv.channels) and conv.image.offset * conv.image.dtype.size % CHUNK_BYTES == 0:
-        return choice_of(_tiled_options(conv, group, found, lowering, conv.image.argument, _geometry(conv)))
+        return choice_of(_tiled_options(conv, work, conv.image.argument, _geometry(conv)))
     packing, packed, geometry = pack_image(conv.image, _geometry(conv), lowering)
-    tiled = _tiled_options(conv, group, found, lowering, packed, geometry)
-    if not fits_windows(conv, group, found, lowering.device):
+    tiled = _tiled_options(conv, work, packed, geometry)
+    if not fits_windows(conv, work):
         return [packing, *choice_of(tiled)]
     packed_ways = (CallOption(way.requires, (packing, *way.calls)) for way in tiled)
-    return choice_of([CallOption(WARPGROUPS, (lower_windows(conv, group, found, lowering),)), *packed_ways])
+    return choice_of([CallOption(WARPGROUPS, (lower_windows(conv, work),)), *packed_ways])
 
 
 def loads_convolution(group: Group, position: int, operand: Operand) -> bool:
@@ -157,42 +155,36 @@ def _struct(name: str, geometry: Mapping[str, int]) -> str:
 
 
 def _tiled_options(
-    conv: Convolution, group: Group, found: Positions, lowering: Lowering, image: Argument, geometry: Mapping[str, int]
+    conv: Convolution, work: DirectedGroup, image: Argument, geometry: Mapping[str, int]
 ) -> list[CallOption]:
+    group, device = work.group, work.device
     depth = sum(map(_depth, _summed(conv, group)))
     if _is_coded(conv):
         geometry = _in_units(geometry)
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
     large = geometry["CHANNELS"] != CHUNK
-    moved, operations = bytes_of_a_result(conv, group, lowering), operations_on_codes(group)
+    moved, operations = bytes_of_a_result(conv, group, work.lowering), operations_on_codes(group)
     asked = Asked(conv.pixels, conv.outputs, depth, conv.groups, moved, operations)
-    tilings = close_tilings(asked, lowering.device, large)
+    tilings = close_tilings(asked, device, large)
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
-    given = (lowering, image, "\n".join(structs))
     fused = {
-        most: anchor_epilogue(group, found, pack_size(group, found.operands, conv.outputs, most=most))
+        most: work.epilogue(work.pack_size(conv.outputs, most))
         for most in {tiling.neighbours(group.output.dtype) for tiling in tilings}
     }
-    ways = [
-        option_of(_lower_tiled(conv, fused[tiling.neighbours(group.output.dtype)], *given, tiling), tiling)
-        for tiling in tilings
-    ]
-    if not _is_coded(conv) and fits_overlaps(conv, group, found, lowering.device):
-        ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, group, found, lowering),)))
+    ways = []
+    for tiling in tilings:
+        epilogue = fused[tiling.neighbours(group.output.dtype)]
+        ways.append(option_of(_lower_tiled(conv, work, epilogue, image, "\n".join(structs), tiling), tiling))
+    if not _is_coded(conv) and fits_overlaps(conv, work):
+        ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, work),)))
     return ways
 
 
 def _lower_tiled(
-    conv: Convolution,
-    fused: Epilogue,
-    lowering: Lowering,
-    image: Argument,
-    structs: str,
-    tiling: Tiling,
+    conv: Convolution, work: DirectedGroup, fused: Epilogue, image: Argument, structs: str, tiling: Tiling
 ) -> KernelCall:
-    group = fused.group
-    summed = _summed(conv, group)
+    lowering, summed = work.lowering, _summed(conv, work.group)
     steps = sum(ceil_div(_depth(part), tiling.depth) for part in summed)
     tiles_m, tiles_n = ceil_div(conv.pixels, tiling.rows), ceil_div(conv.outputs, tiling.columns)
     tiles = tiles_m * tiles_n * conv.groups
@@ -216,7 +208,7 @@ def _lower_tiled(
     launch = Launch(
         CONV2D,
         grid=(tiling.grid(tiles, lowering.device), tiling.splits, 1),
-        values={BACKWARDS: backwards(fused.group, lowering), "rows": conv.pixels, "tiles_m": tiles_m},
+        values={BACKWARDS: work.backwards, "rows": conv.pixels, "tiles_m": tiles_m},
         macros=macros,
         inputs={**inputs, "partial": partial_argument(tiling, tiles, weight, lowering)},
         flops=sum(part.flops for part in summed),
@@ -228,17 +220,13 @@ def _lower_tiled(
     return directed_launch(launch, fused, lowering)
 
 
-def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
-    w_output, w_channel, w_y, w_x = conv.weight.strides
+def _lower_plain(conv: Convolution, work: DirectedGroup) -> KernelCall:
     values = {
         **image_values(conv.image, conv.shape),
         "results": prod(conv.shape),
         "outputs": conv.shape[1],
         "group_outputs": conv.outputs,
-        "w_output": w_output,
-        "w_channel": w_channel,
-        "w_y": w_y,
-        "w_x": w_x,
+        **conv.weight.named_strides("w", ("output", "channel", "y", "x")),
     }
     windows = conv.windows
     macros = {
@@ -252,7 +240,7 @@ def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lo
         grid=(ceil_div(prod(conv.shape), _PLAIN_THREADS), 1, 1),
         values=values,
         macros=macros,
-        inputs={"image": conv.image.argument, "weight": conv.weight.argument},
+        inputs=conv.arguments,
         flops=conv.flops,
     )
-    return anchor_launch(launch, anchor_epilogue(group, found, 1), lowering)
+    return anchor_launch(launch, work.epilogue(1), work.lowering)

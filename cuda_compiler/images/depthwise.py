@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue
+from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
-from cuda_compiler.images.image_packing import along_axes
-from cuda_compiler.packing import PACK_SIZES, pack_size
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
+from cuda_compiler.images.image_packing import SIZE_MACROS, TAP_MACROS, along_axes, image_macros
+from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import are_chunks
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["CONV2D_DEPTHWISE", "depthwise_pack", "lower_depthwise"]
@@ -32,8 +28,8 @@ CONV2D_DEPTHWISE = KernelTemplate(
     "conv2d_depthwise",
     params=f"int {BACKWARDS}, groups",
     macros=(
-        "a_t b_t PACKS ALONG_Y ALONG_X UNROLL_Y SHARED_CHANNEL TAPS_Y TAPS_X STEP_Y STEP_X PAD_Y PAD_X DILATION_Y "
-        "DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE Y_STRIDE X_STRIDE W_Y W_X"
+        f"a_t b_t PACKS ALONG_Y ALONG_X UNROLL_Y SHARED_CHANNEL {TAP_MACROS} {SIZE_MACROS} IMAGE_STRIDE Y_STRIDE "
+        "X_STRIDE W_Y W_X"
     ),
     inputs="image weight",
     threads=_THREADS,
@@ -41,30 +37,22 @@ CONV2D_DEPTHWISE = KernelTemplate(
 )
 
 
-@dataclass(frozen=True)
-class _Costs:
-    """How many threads keep a multiprocessor busy."""
-
-    busy_threads: int
-
-
-def depthwise_pack(conv: Convolution, group: Group, found: Positions) -> int:
+def depthwise_pack(conv: Convolution, work: DirectedGroup) -> int:
     """Channels of a thread, which read and store them together; 1 where this kernel is none for a convolution."""
     alone = conv.channels == 1 and (conv.groups == 1 or conv.outputs == 1)
     alone &= conv.windows.span(1, 1) <= _MAX_TAPS_X
-    size = pack_size(group, found.operands, conv.shape[1])
+    size = work.pack_size(conv.shape[1])
     if not alone or size not in PACK_SIZES or not are_chunks(size, conv.weight.strides[0], conv.weight.across(0)):
         return 1
     shared = conv.groups == 1 or conv.image.shape[1] == 1
     return size if shared or are_chunks(size, conv.image.strides[1], conv.image.across(1)) else 1
 
 
-def lower_depthwise(conv: Convolution, size: int, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
+def lower_depthwise(conv: Convolution, size: int, work: DirectedGroup) -> KernelCall:
     """One thread a pack of channels of several neighbouring results."""
     batch, channels, out_height, out_width = conv.shape
-    along_y, along_x = _along(conv, size, lowering.device)
+    along_y, along_x = _along(conv, size, work.device)
     groups, packs = batch * ceil_div(out_height, along_y) * ceil_div(out_width, along_x), channels // size
-    image_stride, _, y_stride, x_stride = conv.image.strides
     windows, taps = conv.windows, prod(conv.windows.kernel)
     macros = {
         **along_axes(TAPS=windows.kernel, STEP=windows.stride, PAD=windows.padding, DILATION=windows.dilation),
@@ -75,31 +63,25 @@ def lower_depthwise(conv: Convolution, size: int, group: Group, found: Positions
         "ALONG_X": along_x,
         "UNROLL_Y": windows.span(0, along_y) if taps <= _MAX_UNROLLED else 1,
         "SHARED_CHANNEL": int(conv.image.shape[1] == 1),
-        "HEIGHT": conv.image.shape[2],
-        "WIDTH": conv.image.shape[3],
-        "OUT_HEIGHT": out_height,
-        "OUT_WIDTH": out_width,
-        "IMAGE_STRIDE": image_stride,
-        "Y_STRIDE": y_stride,
-        "X_STRIDE": x_stride,
+        **CONV2D_DEPTHWISE.macros_among(image_macros(conv.image, conv.shape)),
         "W_Y": conv.weight.strides[2],
         "W_X": conv.weight.strides[3],
     }
     launch = Launch(
         CONV2D_DEPTHWISE,
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
-        values={BACKWARDS: backwards(group, lowering), "groups": groups},
+        values={BACKWARDS: work.backwards, "groups": groups},
         macros=macros,
-        inputs={"image": conv.image.argument, "weight": conv.weight.argument},
+        inputs=conv.arguments,
         flops=conv.flops,
     )
-    return directed_launch(launch, anchor_epilogue(group, found, size), lowering)
+    return directed_launch(launch, work.epilogue(size), work.lowering)
 
 
 def _along(conv: Convolution, size: int, device: DeviceModel) -> tuple[int, int]:
     """Results of a thread along y and x: several where windows overlap and there is work for all threads."""
     windows = conv.windows
-    busy = device.constants("pooling", _Costs).busy_threads * device.cores
+    busy = busy_threads(device, "pooling")
     threads = prod(conv.shape) // size
     most = _MAX_LINE * (2 if conv.image.shape[1] == 1 else 1)
     along_x = _ALONG if windows.span(1, _ALONG) <= most and windows.dilation[1] == 1 else 1

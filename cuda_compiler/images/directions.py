@@ -7,17 +7,21 @@ the other end: there it finds it, before what it brings itself takes the room.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from math import prod
 
-from cuda_compiler.anchors import anchor_launch
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.packing import PACK_SIZES, pack_size
 from npu_compiler.artifact.plan import KernelCall, Step, options_of
 from npu_compiler.lowering.anchors import Epilogue
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
 
-__all__ = ["BACKWARDS", "backwards", "directed_launch"]
+__all__ = ["BACKWARDS", "DirectedGroup", "directed_launch"]
 
 BACKWARDS = "backwards"
 """The first parameter of kernels that take tiles from either end: 1 for the last one first."""
@@ -33,12 +37,49 @@ class _Directed:
     kernels: set[int] = field(default_factory=set)
 
 
-def backwards(group: Group, lowering: Lowering) -> int:
-    """From which end a launch takes its tiles: the other one than the launch that used its largest tensor last."""
-    tensors = [lowering.tensors[index] for index in group.reads()]
-    largest = max(tensors, key=lambda tensor: prod(tensor.shape) * tensor.dtype.size)
-    other_end: int = lowering.ask(_other_end, largest.index)
-    return other_end
+@dataclass(frozen=True)
+class DirectedGroup:
+    """A group around a problem of images while it is lowered: all ways to compute it begin at the same end.
+
+    Attributes:
+        group: What is computed.
+        found: The operands of its epilogue.
+        lowering: Where launches are collected.
+    """
+
+    group: Group
+    found: Positions
+    lowering: Lowering
+
+    @classmethod
+    def of(cls, group: Group, lowering: Lowering) -> DirectedGroup:
+        """A group with the operands of its epilogue.
+
+        Raises:
+            OpRefusal: A tensor that the epilogue reads is too large.
+        """
+        return cls(group, epilogue_positions(group, lowering, "sum"), lowering)
+
+    @property
+    def device(self) -> DeviceModel:
+        """What choices are made for."""
+        return self.lowering.device
+
+    @cached_property
+    def backwards(self) -> int:
+        """From which end tiles are taken: the other one than by the launch that used its largest tensor last."""
+        tensors = [self.lowering.tensors[index] for index in self.group.reads()]
+        largest = max(tensors, key=lambda tensor: prod(tensor.shape) * tensor.dtype.size)
+        other_end: int = self.lowering.ask(_other_end, largest.index)
+        return other_end
+
+    def pack_size(self, channels: int, most: int = PACK_SIZES[0]) -> int:
+        """How many neighbouring channels of the result the epilogue reads and stores together, of `most`."""
+        return pack_size(self.group, self.found.operands, channels, most=most)
+
+    def epilogue(self, size: int) -> Epilogue:
+        """The epilogue of kernels whose threads store so many neighbouring channels."""
+        return anchor_epilogue(self.group, self.found, size)
 
 
 def directed_launch(launch: Launch, fused: Epilogue, lowering: Lowering) -> KernelCall:

@@ -12,6 +12,7 @@ from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.layout import Layout, filter_order
@@ -21,8 +22,11 @@ __all__ = [
     "CHUNK",
     "CHUNK_BYTES",
     "PACK_CHANNELS",
+    "SIZE_MACROS",
+    "TAP_MACROS",
     "along_axes",
     "filter_layout",
+    "image_macros",
     "is_packed_image",
     "is_packed_weight",
     "pack_image",
@@ -44,9 +48,20 @@ PACK_CHANNELS = KernelTemplate(
 )
 
 
+TAP_MACROS = "TAPS_Y TAPS_X STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X"
+"""What kernels are told of sliding windows, by `along_axes`."""
+SIZE_MACROS = "HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH"
+"""What `image_macros` defines beside strides."""
+
+
 def along_axes(**pairs: tuple[int, int]) -> dict[str, int]:
     """Macros for both axes of pairs (vertical, horizontal): of ``STEP``, ``STEP_Y`` and ``STEP_X``."""
     return {f"{name}_{axis}": value for name, pair in pairs.items() for value, axis in zip(pair, "YX", strict=True)}
+
+
+def image_macros(image: Operand, shape: tuple[int, ...]) -> dict[str, int]:
+    """Macros of the names that `image_values` has for parameters, in capitals."""
+    return {name.upper(): value for name, value in image_values(image, shape).items()}
 
 
 def packed_weight(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -115,8 +130,7 @@ def pack_image(
         raise OpRefusal(f"'{name}' takes {elements} elements with {channels} channels, at most 2^31")
     piece = min(channels, CHUNK)
     result = Argument(lowering.scratch(pixels * channels * image.dtype.size), writes=True)
-    strides = zip(("image_stride", "channel_stride", "y_stride", "x_stride"), image.strides, strict=True)
-    values = {**dict(strides), "pixels": pixels}
+    values = {**PACK_CHANNELS.values_among(image_values(image, image.shape)), "pixels": pixels}
     macros = {
         "a_t": CUDA.storage[image.dtype.name],
         "PIECE": piece,

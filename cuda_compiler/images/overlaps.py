@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
+from cuda_compiler.images.directions import DirectedGroup
 from cuda_compiler.images.image_packing import is_packed_image
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
@@ -21,10 +22,7 @@ from cuda_compiler.images.window_tiles import (
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
-from npu_compiler.lowering.target import Lowering
 
 __all__ = ["CONV2D_OVERLAP", "fits_overlaps", "lower_overlaps"]
 
@@ -51,22 +49,23 @@ class _Costs:
     least_rounds: int
 
 
-def fits_overlaps(conv: Convolution, group: Group, found: Positions, device: DeviceModel) -> bool:
+def fits_overlaps(conv: Convolution, work: DirectedGroup) -> bool:
     """Whether a convolution whose weights lie in chunks can be lowered this way, and has tiles enough to gain by it."""
+    device = work.device
     if not offers(device, WARPGROUPS):
         return False
     outputs, channels, taps_y, taps_x = conv.weight.shape
-    plain = conv.groups == 1 and conv.windows.stride == (1, 1) and group.added is None
+    plain = conv.groups == 1 and conv.windows.stride == (1, 1) and work.group.added is None
     whole = channels in _CHANNELS and outputs % OUTPUTS == 0 and is_packed_image(conv.image, channels)
     short = taps_y * taps_x > 1 and taps_y * taps_x * channels <= 16 * _MAX_STEPS
     tiles = _tiles(conv)
     rounds = device.constants("overlaps", _Costs).least_rounds
     enough = tiles.count >= rounds * _GROUPS * _blocks(conv, device)
     fits = _shared_bytes(conv.depth, _window_bytes(conv)) <= device.shared_bytes
-    return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found, tiles)
+    return plain and whole and short and enough and fits and fits_window_tiles(conv, work, tiles)
 
 
-def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
+def lower_overlaps(conv: Convolution, work: DirectedGroup) -> KernelCall:
     """One launch: the warpgroups of a block take tiles of results in turn."""
     lines, line = _lines(conv)
     macros = {
@@ -78,8 +77,8 @@ def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: 
         "WINDOW_BYTES": _window_bytes(conv),
     }
     tiles = _tiles(conv)
-    blocks = min(ceil_div(tiles.count, _GROUPS), _blocks(conv, lowering.device))
-    return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, tiles, blocks, False)
+    blocks = min(ceil_div(tiles.count, _GROUPS), _blocks(conv, work.device))
+    return window_launch(CONV2D_OVERLAP, conv, work, macros, tiles, blocks, in_registers=False)
 
 
 def _tiles(conv: Convolution) -> Tiles:

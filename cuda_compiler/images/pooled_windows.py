@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cuda_compiler.images.directions import DirectedGroup
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     STAGED_BYTES,
@@ -18,7 +19,6 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.forms import Produced
 from npu_compiler.lowering.problems.operand import Operand
@@ -95,10 +95,9 @@ def lower_pooled_windows(pool: Pooling, group: Group, lowering: Lowering) -> Ker
     assert isinstance(conv, Convolution)
     if joined is None:
         return None
-    found = epilogue_positions(joined, lowering, "sum")
-    tiles = _tiles(pool)
+    work, tiles = DirectedGroup.of(joined, lowering), _tiles(pool)
     window = window_under(conv, tiles)
-    if not (window.fits(conv) and stores_by_channel(conv, joined, found) and tiles.is_filled(pool.shape)):
+    if not (window.fits(conv) and stores_by_channel(conv, work) and tiles.is_filled(pool.shape)):
         return None
     windows, costs = pool.windows, _costs(lowering.device)
     at_a_time = costs.blocks * lowering.device.cores
@@ -117,7 +116,7 @@ def lower_pooled_windows(pool: Pooling, group: Group, lowering: Lowering) -> Ker
         "GREATER_PAIR": f'"{_GREATER[joined.output.dtype]}"',
         "LEAST": _LEAST[joined.output.dtype],
     }
-    return window_launch(CONV2D_WINDOW_POOL, conv, (joined, found), lowering, macros, tiles, at_a_time)
+    return window_launch(CONV2D_WINDOW_POOL, conv, work, macros, tiles, at_a_time)
 
 
 def _tiles(pool: Pooling) -> Tiles:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import lower_conv2d
-from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
-from cuda_compiler.images.image_packing import along_axes
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
+from cuda_compiler.images.image_packing import SIZE_MACROS, TAP_MACROS, along_axes, image_macros
 from cuda_compiler.images.pooled_windows import lower_pooled_windows
-from cuda_compiler.packing import PACK_SIZES, pack_size
+from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.artifact.plan import CallOption, KernelCall, Step, choice_of, options_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.forms import Produced
 from npu_compiler.lowering.problems.operand import are_chunks
@@ -35,9 +33,8 @@ POOL2D = KernelTemplate(
     "pool2d",
     params=f"int {BACKWARDS}, groups",
     macros=(
-        "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? CODES_FROM? TAPS_Y TAPS_X "
-        "STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE "
-        "CHANNEL_STRIDE Y_STRIDE X_STRIDE"
+        "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? CODES_FROM? "
+        f"{TAP_MACROS} {SIZE_MACROS} IMAGE_STRIDE CHANNEL_STRIDE Y_STRIDE X_STRIDE"
     ),
     inputs="image",
     threads=_THREADS,
@@ -45,13 +42,6 @@ POOL2D = KernelTemplate(
 )
 _PAIR_TYPES = {FLOAT16: '"f16x2"', BFLOAT16: '"bf16x2"'}
 _MAX_UNROLLED = 64  # pixels that a thread's unrolled loops read
-
-
-@dataclass(frozen=True)
-class _Costs:
-    """How many threads keep a multiprocessor busy."""
-
-    busy_threads: int
 
 
 @lowering_of(Pooling)
@@ -86,9 +76,9 @@ def _ways(steps: Sequence[Step]) -> list[CallOption]:
 def _lower_alone(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall:
     """One thread a pack of channels of one or several output pixels."""
     image = pool.image
-    found = epilogue_positions(group, lowering, "sum")
-    size = _pack_size(pool, group, found)
-    along_y, along_x = _along(pool, size, lowering.device)
+    work = DirectedGroup.of(group, lowering)
+    size = _pack_size(pool, work)
+    along_y, along_x = _along(pool, size, work.device)
     batch, channels, out_height, out_width = pool.shape
     groups, packs = batch * ceil_div(out_height, along_y) * ceil_div(out_width, along_x), channels // size
     macros = {
@@ -108,45 +98,36 @@ def _lower_alone(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall:
     launch = Launch(
         POOL2D,
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
-        values={BACKWARDS: backwards(group, lowering), "groups": groups},
+        values={BACKWARDS: work.backwards, "groups": groups},
         macros=macros,
-        inputs={"image": image.argument},
+        inputs=pool.arguments,
         flops=pool.flops,
     )
-    return directed_launch(launch, anchor_epilogue(group, found, size), lowering)
+    return directed_launch(launch, work.epilogue(size), lowering)
 
 
 def _along(pool: Pooling, size: int, device: DeviceModel) -> tuple[int, int]:
     """Output pixels of a thread along y and x: two where windows overlap and there is work for all threads."""
     windows = pool.windows
     overlapping = not pool.adaptive and windows.kernel[0] > windows.stride[0]
-    busy = device.constants("pooling", _Costs).busy_threads
-    enough = prod(pool.shape) // size >= 2 * device.cores * busy
+    enough = prod(pool.shape) // size >= 2 * busy_threads(device, "pooling")
     return (2, 1) if overlapping and enough and windows.span(0, 2) * windows.span(1, 1) <= _MAX_UNROLLED else (1, 1)
 
 
 def _geometry(pool: Pooling) -> dict[str, object]:
     """What the kernel knows of the image and of the sliding window, which an adaptive pooling does not ask for."""
     windows = pool.windows
-    image_stride, channel_stride, y_stride, x_stride = pool.image.strides
     unrolled = not pool.adaptive and windows.span(0, 2) * windows.span(1, 1) <= _MAX_UNROLLED
     return {
         **along_axes(TAPS=windows.kernel, STEP=windows.stride, PAD=windows.padding, DILATION=windows.dilation),
         "UNROLL_Y": _MAX_UNROLLED if unrolled else 1,
         "UNROLL_X": _MAX_UNROLLED if unrolled else 4,
-        "HEIGHT": pool.image.shape[2],
-        "WIDTH": pool.image.shape[3],
-        "OUT_HEIGHT": pool.shape[2],
-        "OUT_WIDTH": pool.shape[3],
-        "IMAGE_STRIDE": image_stride,
-        "CHANNEL_STRIDE": channel_stride,
-        "Y_STRIDE": y_stride,
-        "X_STRIDE": x_stride,
+        **image_macros(pool.image, pool.shape),
     }
 
 
-def _pack_size(pool: Pooling, group: Group, found: Positions) -> int:
+def _pack_size(pool: Pooling, work: DirectedGroup) -> int:
     """Channels of a thread: those that the epilogue stores together, where the image can be read that way too."""
-    size = pack_size(group, found.operands, pool.shape[1])
+    size = work.pack_size(pool.shape[1])
     fits = are_chunks(size, pool.image.strides[1], pool.image.across(1))
     return size if size in PACK_SIZES and fits else 1

@@ -6,20 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
 from cuda_compiler.images.image_packing import along_axes
-from cuda_compiler.packing import element_functions, pack_size
+from cuda_compiler.packing import element_functions
 from cuda_compiler.short_codes import shortened
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Amount, KernelTemplate, Launch
 from npu_compiler.records import changed
 
@@ -59,21 +55,20 @@ class Tiles:
         return _LEAST_FILLED * stored >= self.count * self.stored_x * self.stored_y
 
 
-def fits_window_tiles(conv: Convolution, group: Group, found: Positions, tiles: Tiles) -> bool:
+def fits_window_tiles(conv: Convolution, work: DirectedGroup, tiles: Tiles) -> bool:
     """Whether results can be stored by channel, and enough of all tiles' results are in the image."""
-    return stores_by_channel(conv, group, found) and tiles.is_filled(conv.shape)
+    return stores_by_channel(conv, work) and tiles.is_filled(conv.shape)
 
 
-def stores_by_channel(conv: Convolution, group: Group, found: Positions) -> bool:
+def stores_by_channel(conv: Convolution, work: DirectedGroup) -> bool:
     """Whether the epilogue reads nothing by pixel and stores 16 bytes at a time, and no kernel makes the weights.
 
     They are read before the kernel ahead has finished.
     """
-    by_channel = not found.statements and all(
-        not any(walk[:-1]) for key, walk in found.operands.walks.items() if key is not None
-    )
-    whole = pack_size(group, found.operands, conv.shape[1]) == _CHUNK
-    return conv.weight.is_constant and by_channel and whole and group.output.dtype in _STORED
+    walks = work.found.operands.walks
+    by_channel = not work.found.statements and not any(any(walks[key][:-1]) for key in walks if key is not None)
+    whole = work.pack_size(conv.shape[1]) == _CHUNK
+    return conv.weight.is_constant and by_channel and whole and work.group.output.dtype in _STORED
 
 
 def tiles_of(conv: Convolution, products: int, lines: int = TILE_Y) -> Tiles:
@@ -122,8 +117,7 @@ def window_template(entry: str, macros: str, threads: int, shared_bytes: Amount,
 def window_launch(
     template: KernelTemplate,
     conv: Convolution,
-    fused: tuple[Group, Positions],
-    lowering: Lowering,
+    work: DirectedGroup,
     macros: Mapping[str, object],
     tiles: Tiles,
     blocks: int,
@@ -134,27 +128,26 @@ def window_launch(
     Args:
         template: The kernel.
         conv: What to compute.
-        fused: The same, with its epilogue, and the operands of that.
-        lowering: Where the trace's tensors are.
+        work: The same, with its epilogue.
         macros: What the kernel expects beside what is common to these kernels.
         tiles: How its results are cut.
         blocks: Blocks for each 64 output channels that run at a time.
         in_registers: Whether weights are multiplied from registers, not from shared memory.
     """
-    group, found = changed(fused[0], expr=shortened(fused[0].expr)), fused[1]
+    group = changed(work.group, expr=shortened(work.group.expr))
     dtype = conv.image.dtype
     common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": tiles.x, "TILE_Y": tiles.y, "STAGED_BYTES": STAGED_BYTES}
     generated = (
-        element_functions(group, found, "int batch, int row, int col, "),
+        element_functions(group, work.found, "int batch, int row, int col, "),
         warpgroup_product(tiles.columns, dtype.name, a_in_registers=in_registers),
     )
     launch = Launch(
         template,
         grid=(min(tiles.count, blocks), ceil_div(conv.shape[1], OUTPUTS), 1),
-        values={BACKWARDS: backwards(group, lowering), "tiles": tiles.count},
+        values={BACKWARDS: work.backwards, "tiles": tiles.count},
         macros={**_geometry(conv), **common, **macros},
-        inputs={"image": conv.image.argument, "weight": conv.weight.argument},
+        inputs=conv.arguments,
         flops=conv.flops,
         text="\n".join(generated),
     )
-    return directed_launch(launch, anchor_epilogue(group, found, _CHUNK), lowering)
+    return directed_launch(launch, work.epilogue(_CHUNK), work.lowering)

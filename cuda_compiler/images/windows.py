@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
-from cuda_compiler.images.image_packing import is_packed_weight, packed_weight
+from cuda_compiler.images.directions import DirectedGroup
+from cuda_compiler.images.image_packing import image_macros, is_packed_weight, packed_weight
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     RESULT_BYTES,
@@ -20,10 +21,7 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
-from npu_compiler.lowering.target import Lowering
 
 __all__ = ["CONV2D_WINDOW", "PIXEL_MACROS", "Window", "fits_windows", "is_of_few_channels", "lower_windows"]
 __all__ += ["pixel_macros", "window_under"]
@@ -90,20 +88,20 @@ def is_of_few_channels(conv: Convolution, device: DeviceModel) -> bool:
     return by_twos and numbers and few and offers(device, WARPGROUPS)
 
 
-def fits_windows(conv: Convolution, group: Group, found: Positions, device: DeviceModel) -> bool:
+def fits_windows(conv: Convolution, work: DirectedGroup) -> bool:
     """Whether a convolution whose operands are of one 16-bit type can be lowered this way."""
-    if not is_of_few_channels(conv, device):
+    if not is_of_few_channels(conv, work.device):
         return False
     tiles = _tiles(conv)
-    return window_under(conv, tiles).fits(conv) and fits_window_tiles(conv, group, found, tiles)
+    return window_under(conv, tiles).fits(conv) and fits_window_tiles(conv, work, tiles)
 
 
-def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
+def lower_windows(conv: Convolution, work: DirectedGroup) -> KernelCall:
     """One launch: a block takes tiles of results in turn."""
-    tiles, device = _tiles(conv), lowering.device
+    tiles, device = _tiles(conv), work.device
     blocks = device.constants("windows", _Costs).blocks
     macros = pixel_macros(conv, window_under(conv, tiles), blocks)
-    return window_launch(CONV2D_WINDOW, conv, (group, found), lowering, macros, tiles, blocks * device.cores)
+    return window_launch(CONV2D_WINDOW, conv, work, macros, tiles, blocks * device.cores)
 
 
 def _tiles(conv: Convolution) -> Tiles:
@@ -135,16 +133,14 @@ def _geometry(conv: Convolution) -> dict[str, object]:
     """What the kernel knows of the image's strides when it is compiled."""
     image = conv.image
     _, channels, _, width = image.shape
+    strides = {name: value for name, value in image_macros(image, conv.shape).items() if name.endswith("_STRIDE")}
     image_stride, channel_stride, y_stride, x_stride = image.strides
     followed = (channels == 1 or channel_stride == 1) and x_stride == channels
     even = all(number % 2 == 0 for number in (width, y_stride, image_stride, image.offset))
     return {
         "CHANNELS": channels,
         "CONTIGUOUS": int(followed and even),
-        "IMAGE_STRIDE": image_stride,
-        "CHANNEL_STRIDE": channel_stride,
-        "Y_STRIDE": y_stride,
-        "X_STRIDE": x_stride,
+        **strides,
         "WEIGHT_TAPS_X": packed_weight(conv.weight.shape)[3],
         "STEP_Y": conv.windows.stride[0],
     }

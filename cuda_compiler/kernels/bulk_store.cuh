@@ -148,7 +148,7 @@ struct Operands {
 __device__ __forceinline__ void finish(
     const Sums& sums, const Ring& ring, const Work& work, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    constexpr int OWN = STEPS_M * GROUPS, ALL = 8 * OWN;
+    constexpr int OWN = STEPS_M * GROUPS, ALL = 8 * OWN, TOGETHER = RESIDENT == 1 ? 2 : 1;
     static_assert(ALL * 16 * 128 <= STAGES * STAGE_BYTES, "results are staged where the operands were");
     int lane = int(threadIdx.x % 32), split = int(blockIdx.y);
     synchronize(1, 256); // both warpgroups have multiplied what was there
@@ -158,7 +158,7 @@ __device__ __forceinline__ void finish(
         store_shared(ring.base + ((warp * OWN * 4 + i) * 32 + lane) * 16, own);
     }
     wait_for_cluster();
-    #pragma unroll 2
+    #pragma unroll TOGETHER
     for (int group = split + SPLITS * warp; group < ALL; group += SPLITS * 8) {
         int owner = group / OWN, inside = group % OWN;
         int row = work.row + group_row(owner / 4) + inside / GROUPS * 64 + owner % 4 * 16 + lane / 4;

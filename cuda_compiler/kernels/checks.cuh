@@ -1,5 +1,5 @@
-// Indices that might lie beyond their tensor are checked before memory is touched. The first fault since the host looked last
-// is recorded, in memory of the host's: which check, which element of the index tensor, and its value.
+// Indices that might lie beyond their tensor are checked before memory is touched. The first fault since the host
+// looked last is recorded, in memory of the host's: which check, which element of the index tensor, and its value.
 struct Fault {
     int check, element;
     int64 value;

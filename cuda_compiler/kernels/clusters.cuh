@@ -1,6 +1,7 @@
 // Clusters of blocks: when all are there, and how one writes into another's shared memory.
 
-// Says that this block has begun, and so that its shared memory may be written; `wait_for_cluster` returns when all have.
+// Says that this block has begun, and so that its shared memory may be written; `wait_for_cluster` returns when all
+// have.
 __device__ __forceinline__ void announce_to_cluster()
 {
 #if __CUDA_ARCH__ >= 900

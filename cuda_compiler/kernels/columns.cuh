@@ -1,5 +1,5 @@
-// Reduces along rows that lie side by side: a thread takes a pack of neighbouring rows and every SLICES-th of their columns.
-// Grid: groups of LANES packs in x. Block: LANES for each slice.
+// Reduces along rows that lie side by side: a thread takes a pack of neighbouring rows and every SLICES-th of their
+// columns. Grid: groups of LANES packs in x. Block: LANES for each slice.
 extern "C" __global__ void __launch_bounds__(LANES * SLICES) columns(OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     wait_for_previous_grid();

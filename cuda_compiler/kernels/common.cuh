@@ -1,5 +1,5 @@
-// What every kernel begins with: storage types, packs of elements, warp reductions, ordering between kernels and between
-// blocks. NVRTC compiles it with no header of the toolkit at hand.
+// What every kernel begins with: storage types, packs of elements, warp reductions, ordering between kernels and
+// between blocks. NVRTC compiles it with no header of the toolkit at hand.
 typedef signed char int8;
 typedef unsigned char uint8;
 typedef short int16;
@@ -87,8 +87,8 @@ __device__ __forceinline__ void wait_for_previous_grid()
 #endif
 }
 
-// Lets the next grid be scheduled where there is room, before this one has waited. What that grid reads before it waits must
-// have been written before the latest grid that did not call this (`Lowering.is_settled`).
+// Lets the next grid be scheduled where there is room, before this one has waited. What that grid reads before it waits
+// must have been written before the latest grid that did not call this (`Lowering.is_settled`).
 __device__ __forceinline__ void hurry_next_grid()
 {
 #if __CUDA_ARCH__ >= 900
@@ -102,7 +102,8 @@ __device__ __forceinline__ bool is_last_of(int blocks, uint& arrivals)
 {
     __shared__ bool is_last;
     __syncthreads();
-    if (threadIdx.x == 0) { // one fence orders what all threads have written ahead of the barrier, and read behind the next
+    // One fence orders what all threads have written ahead of the barrier, and read behind the next.
+    if (threadIdx.x == 0) {
         __threadfence();
         is_last = atomicInc(&arrivals, blocks - 1) == uint(blocks - 1);
         __threadfence();
@@ -140,8 +141,8 @@ __device__ __forceinline__ float lesser(float a, float b)
 }
 #endif
 
-// Numbers of at most 2^22 are rounded by an addition, as floats from 2^23 on have no fractions: conversions to integers and
-// roundings take a multiprocessor eight times as long. The bits of the sum then hold the integer.
+// Numbers of at most 2^22 are rounded by an addition, as floats from 2^23 on have no fractions: conversions to integers
+// and roundings take a multiprocessor eight times as long. The bits of the sum then hold the integer.
 constexpr float WHOLE_FLOATS = 12582912.0f; // 1.5 * 2^23
 __device__ __forceinline__ float nearest(float number) { return (number + WHOLE_FLOATS) - WHOLE_FLOATS; }
 

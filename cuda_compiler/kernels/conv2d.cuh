@@ -1,5 +1,5 @@
-// Convolution of channels-last images as a matrix product: a row is an output pixel, the common dimension walks the taps of
-// the kernel and, inside of each, the channels. Grid: tiles (see `place_of`, then the groups of channels) in x,
+// Convolution of channels-last images as a matrix product: a row is an output pixel, the common dimension walks the
+// taps of the kernel and, inside of each, the channels. Grid: tiles (see `place_of`, then the groups of channels) in x,
 // splits in y. With ADDED a second convolution of the same outputs is added, further along the common dimension.
 // G holds the geometry of an image and of its taps.
 template <typename G>
@@ -56,7 +56,8 @@ struct ImageCopier {
             const tile_t* source = image + (pixel[round] * G::PIXEL_STRIDE + further);
             unsigned char* place = tile + target + round * STEP * TILE_K * 2;
 #ifdef OUTSIDE
-            if (!valid) { // one line for all threads of all blocks: from the level-1 cache, not from one place of the level-2 cache
+            // One line for all threads of all blocks: from the level-1 cache, not from one place of the level-2 cache.
+            if (!valid) {
                 copy_chunk_cached(place, &outside_chunk, true);
                 continue;
             }

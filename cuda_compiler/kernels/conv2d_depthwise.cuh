@@ -1,6 +1,6 @@
-// Convolution by filters of one channel: a thread computes STORE_SIZE neighbouring channels of ALONG_Y x ALONG_X neighbouring
-// results, which share what they read. With SHARED_CHANNEL the image has one channel, which all filters read; else each
-// filter reads its own. Weights lie with their outputs side by side. Grid: threads in x. Block: 128.
+// Convolution by filters of one channel: a thread computes STORE_SIZE neighbouring channels of ALONG_Y x ALONG_X
+// neighbouring results, which share what they read. With SHARED_CHANNEL the image has one channel, which all filters
+// read; else each filter reads its own. Weights lie with their outputs side by side. Grid: threads in x. Block: 128.
 constexpr int SPAN_Y = (ALONG_Y - 1) * STEP_Y + (TAPS_Y - 1) * DILATION_Y + 1;
 constexpr int SPAN_X = (ALONG_X - 1) * STEP_X + (TAPS_X - 1) * DILATION_X + 1;
 constexpr int READ = SHARED_CHANNEL ? 1 : STORE_SIZE;

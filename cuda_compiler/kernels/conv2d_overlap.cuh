@@ -1,8 +1,9 @@
-// Convolution whose windows overlap, on tensor cores of compute capability 9.0: what a tile of results reads is copied once,
-// and multiplied where it lies for every tap. The channels of a pixel lie side by side, LINE pixels in each of LINES lines, so
-// that the windows of neighbouring results begin a pixel apart, as neighbouring columns do for `wgmma`. Chunks of 16 bytes are
-// permuted by their address in the memory of the window, which the tensor cores do likewise wherever a tap's pixels begin.
-// The first operand is the weights of 64 output channels, which stay in shared memory, a tap behind another.
+// Convolution whose windows overlap, on tensor cores of compute capability 9.0: what a tile of results reads is copied
+// once, and multiplied where it lies for every tap. The channels of a pixel lie side by side, LINE pixels in each of
+// LINES lines, so that the windows of neighbouring results begin a pixel apart, as neighbouring columns do for `wgmma`.
+// Chunks of 16 bytes are permuted by their address in the memory of the window, which the tensor cores do likewise
+// wherever a tap's pixels begin. The first operand is the weights of 64 output channels, which stay in shared memory, a
+// tap behind another.
 // Blocks stay; their warpgroups take tiles in turn. Grid: blocks in x, 64 output channels in y. Block: 128 a warpgroup.
 constexpr int CHUNK = 8, CHUNKS = CHANNELS / CHUNK, TAPS = TAPS_Y * TAPS_X, SLOTS = LINES * LINE;
 constexpr int PIXEL_BYTES = CHANNELS * 2, PIXEL_STEPS = CHUNKS / 2;

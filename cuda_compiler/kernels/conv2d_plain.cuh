@@ -1,5 +1,5 @@
-// Convolution of any strides and data types, and with few channels in a group: a thread computes one result. Grid: results
-// in x, channels innermost. Block: 128.
+// Convolution of any strides and data types, and with few channels in a group: a thread computes one result. Grid:
+// results in x, channels innermost. Block: 128.
 extern "C" __global__ void __launch_bounds__(128) conv2d_plain(
     const a_t* image, const b_t* weight, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {

@@ -1,8 +1,8 @@
-// Such a convolution and the greatest of its results in windows of two or three that move on by two: they are compared in
-// the registers where products leave them, and none goes to memory. A tile is TILE_Y lines of two columns of eight results,
-// which give POOLED_Y lines of POOLED_X maxima. A thread has two neighbours of a line and all lines, of two channels; a
-// window's third result lies with the lane behind it, or in the other column. Blocks stay and take tiles in turn. Grid:
-// blocks in x, 64 output channels in y. Block: 128.
+// Such a convolution and the greatest of its results in windows of two or three that move on by two: they are compared
+// in the registers where products leave them, and none goes to memory. A tile is TILE_Y lines of two columns of eight
+// results, which give POOLED_Y lines of POOLED_X maxima. A thread has two neighbours of a line and all lines, of two
+// channels; a window's third result lies with the lane behind it, or in the other column. Blocks stay and take tiles in
+// turn. Grid: blocks in x, 64 output channels in y. Block: 128.
 constexpr int POOLED_TILES_X = (POOLED_WIDTH + POOLED_X - 1) / POOLED_X;
 constexpr int POOLED_TILES_Y = (POOLED_HEIGHT + POOLED_Y - 1) / POOLED_Y;
 constexpr int SLOTS_X = 8; // of staged maxima in a line
@@ -41,8 +41,8 @@ struct PooledTile {
     __device__ __forceinline__ int result_x() const { return x * 2 - POOL_PAD_X; }
 };
 
-// The sums of a tile: 64 outputs for each of its columns, the right one first. Products go on in the background until they
-// are waited for.
+// The sums of a tile: 64 outputs for each of its columns, the right one first. Products go on in the background until
+// they are waited for.
 struct Sums {
     float at[2][TILE_Y][4];
 

@@ -217,8 +217,8 @@ __device__ void add_up_bins(Memory& memory)
     __syncthreads();
 }
 
-// Fills the bins with the tokens of a range; those behind its last bin are weighed together, if at all. Gives what all of them
-// weigh, and those that are no less likely than a share of the likeliest.
+// Fills the bins with the tokens of a range; those behind its last bin are weighed together, if at all. Gives what all
+// of them weigh, and those that are no less likely than a share of the likeliest.
 __device__ __noinline__ uint64 fill_bins(
     uint64& likely, bool weighs_rest, const Range& range, const Row& row, Memory& memory)
 {

@@ -10,6 +10,12 @@ struct Pairs<half> {
     static constexpr uint SIXTEEN = 0x4c004c00u, BASE = 0x64006400u, ONE = 0x3c003c00u;
     static constexpr int MANTISSA = 10, BASE_VALUE = 1024;
 
+    __device__ __forceinline__ static uint fma(uint a, uint b, uint c)
+    {
+        uint result;
+        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+        return result;
+    }
     __device__ __forceinline__ static uint sub(uint a, uint b)
     {
         uint result;
@@ -31,8 +37,6 @@ struct Pairs<bfloat> {
 
     __device__ __forceinline__ static uint sub(uint a, uint b) { return fma(b, 0xbf80bf80u, a); }
     __device__ __forceinline__ static uint mul(uint a, uint b) { return fma(a, b, 0x80008000u); }
-
-private:
     __device__ __forceinline__ static uint fma(uint a, uint b, uint c)
     {
         uint result;
@@ -44,6 +48,8 @@ private:
 #endif
         return result;
     }
+
+private:
     __device__ __forceinline__ static float part(uint pair, int which)
     {
         return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);

@@ -1,5 +1,5 @@
-// Products of groups of rows, each by a matrix of its own: a[rows, k] by b[group, k, n]. Tiles of results have rows of one
-// group; their number is known when the kernel runs, and blocks that find none leave.
+// Products of groups of rows, each by a matrix of its own: a[rows, k] by b[group, k, n]. Tiles of results have rows of
+// one group; their number is known when the kernel runs, and blocks that find none leave.
 // Grid: tiles (columns first, then rows) in x.
 __shared__ Part own_part;
 __device__ Part part_of(int tile, const Params& p) { return own_part; }

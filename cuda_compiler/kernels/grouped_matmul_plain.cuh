@@ -1,5 +1,5 @@
-// Products of groups of rows, each by a matrix of its own, of any strides and data types, in float. A block computes 32 x 32
-// results of one group, a thread 2 x 2 of them. Grid: tiles (columns first, then rows) in x. Block: 256.
+// Products of groups of rows, each by a matrix of its own, of any strides and data types, in float. A block computes 32
+// x 32 results of one group, a thread 2 x 2 of them. Grid: tiles (columns first, then rows) in x. Block: 256.
 extern "C" __global__ void __launch_bounds__(256) grouped_matmul_plain(
     const a_t* a, const a_t* b, const end_t* ends, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {

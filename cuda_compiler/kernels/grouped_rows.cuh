@@ -1,13 +1,13 @@
-// Rows that lie in groups: which rows of which group a block has. Behind the last group comes one of the rows that belong to
-// none, whose results are zeros.
+// Rows that lie in groups: which rows of which group a block has. Behind the last group comes one of the rows that
+// belong to none, whose results are zeros.
 struct Rows {
     int group, first, end; // no rows where `first` is not below `end`
 };
 
 __device__ __forceinline__ int clamped(end_t end, int most) { return end < 0 ? 0 : end > most ? most : int(end); }
 
-// The tile of a number, of `height` rows of a group at the most. Ends that do not ascend are brought between the bounds, so
-// that no row lies outside. For all threads of a block; what it gives is the same for all.
+// The tile of a number, of `height` rows of a group at the most. Ends that do not ascend are brought between the
+// bounds, so that no row lies outside. For all threads of a block; what it gives is the same for all.
 __device__ __forceinline__ Rows rows_of(int tile, int height, const end_t* ends, const Params& p)
 {
     __shared__ Rows found;

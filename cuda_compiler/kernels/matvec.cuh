@@ -1,7 +1,8 @@
-// Products of a matrix, whose rows are contiguous, by up to a few vectors: result[v, o] = sum of vector[v, k] * matrix[o, k].
-// A group of LANES threads of each of WARPS_K warps has OUTPUTS rows at a time, a chunk; of each row DEPTH loads are on
-// their way, the first ones before the grid ahead of this one has finished. Each row is read once. Grid: chunks, in turns,
-// in x. Block: 256. With CODES the matrix holds codes of a byte, of which the generated number_of makes numbers.
+// Products of a matrix, whose rows are contiguous, by up to a few vectors: result[v, o] = sum of vector[v, k] *
+// matrix[o, k]. A group of LANES threads of each of WARPS_K warps has OUTPUTS rows at a time, a chunk; of each row
+// DEPTH loads are on their way, the first ones before the grid ahead of this one has finished. Each row is read once.
+// Grid: chunks, in turns, in x. Block: 256. With CODES the matrix holds codes of a byte, of which the generated
+// number_of makes numbers.
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int GROUPS = WARPS / WARPS_K * (32 / LANES);     // of threads that share a chunk
 constexpr int SPAN = LANES * WARPS_K * LOAD;               // elements of a row that they read together

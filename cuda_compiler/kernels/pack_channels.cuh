@@ -1,6 +1,6 @@
-// Copies an image of any strides to channels-last, in which a pixel takes PIECES pieces of PIECE channels and a line has
-// FIRST pixels before the image's own; what is added is zero. Behind OF_PIXEL channels come those of the pixel at DISTANCE. A
-// thread copies a piece. Grid: pieces in x. Block: 256.
+// Copies an image of any strides to channels-last, in which a pixel takes PIECES pieces of PIECE channels and a line
+// has FIRST pixels before the image's own; what is added is zero. Behind OF_PIXEL channels come those of the pixel at
+// DISTANCE. A thread copies a piece. Grid: pieces in x. Block: 256.
 extern "C" __global__ void __launch_bounds__(256) pack_channels(const a_t* image, a_t* out, const Params p)
 {
     wait_for_previous_grid();

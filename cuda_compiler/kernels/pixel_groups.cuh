@@ -1,5 +1,5 @@
-// Which results a thread of a kernel for images has: STORE_SIZE neighbouring channels of ALONG_Y x ALONG_X neighbouring pixels.
-// Threads with the same pixels lie beside each other.
+// Which results a thread of a kernel for images has: STORE_SIZE neighbouring channels of ALONG_Y x ALONG_X neighbouring
+// pixels. Threads with the same pixels lie beside each other.
 struct PixelGroup {
     uint index;                // among all; those from p.groups on are none
     int channel, number, y, x; // of the first result: `number` is that of the image

@@ -1,7 +1,8 @@
-// Pooling: a thread computes STORE_SIZE neighbouring channels of ALONG_Y x ALONG_X neighbouring output pixels, whose windows
-// may share what is read. Grid: threads in x. Block: 128.
+// Pooling: a thread computes STORE_SIZE neighbouring channels of ALONG_Y x ALONG_X neighbouring output pixels, whose
+// windows may share what is read. Grid: threads in x. Block: 128.
 
-// What a window spans along one dimension: from `start` to `end`, both inside of the image; `padded` counts the padding in.
+// What a window spans along one dimension: from `start` to `end`, both inside of the image; `padded` counts the padding
+// in.
 struct Window {
     int start, end, padded;
 };

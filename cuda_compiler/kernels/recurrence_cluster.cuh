@@ -1,8 +1,8 @@
-// A recurrent layer over all of its steps: the blocks of a cluster share the units of a direction and keep their weights, in
-// registers and in shared memory, from the first step to the last. Each step they multiply their weights by h of 8 *
-// ROW_SETS rows of the batch, which all of them hold, and write their units' new h into the shared memory of all. Clusters
-// never wait for each other, and the blocks of a cluster always run at once, so that no block waits for one that cannot begin.
-// Grid: CLUSTER * tiles of the batch, directions. Block: 32 * WARPS.
+// A recurrent layer over all of its steps: the blocks of a cluster share the units of a direction and keep their
+// weights, in registers and in shared memory, from the first step to the last. Each step they multiply their weights by
+// h of 8 * ROW_SETS rows of the batch, which all of them hold, and write their units' new h into the shared memory of
+// all. Clusters never wait for each other, and the blocks of a cluster always run at once, so that no block waits for
+// one that cannot begin. Grid: CLUSTER * tiles of the batch, directions. Block: 32 * WARPS.
 constexpr int THREADS = 32 * WARPS, BATCH = 8 * ROW_SETS;
 constexpr int GROUPS = WARPS / SPLITS;                 // warps along the rows of weights; SPLITS share the columns
 constexpr int DEPTH = SPLITS * STEPS_K * 16;           // columns of weights, and elements of h, zeros included

@@ -1,5 +1,5 @@
-// A step of a recurrent layer: a warp computes the gates of a unit for ROWS rows of the batch, its lanes along h, and then
-// the unit's new h. What elementwise arithmetic carries from step to step is kept in float.
+// A step of a recurrent layer: a warp computes the gates of a unit for ROWS rows of the batch, its lanes along h, and
+// then the unit's new h. What elementwise arithmetic carries from step to step is kept in float.
 // Grid: units, rows of the batch, directions. Block: 32 * WARPS.
 extern "C" __global__ void __launch_bounds__(128) recurrence_step(
     const a_t* gates0, const a_t* weight0, const a_t* bias0, const a_t* gates1, const a_t* weight1, const a_t* bias1,

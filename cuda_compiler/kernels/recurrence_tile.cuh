@@ -1,10 +1,11 @@
-// A step of a recurrent layer on tensor cores: a block computes the gates of 16 / GATES units for 8 * SETS rows of the batch;
-// its warps share h, and then some threads compute new states. What the first step waits for, later ones read before they
-// wait. What elementwise arithmetic carries from step to step is kept in float.
+// A step of a recurrent layer on tensor cores: a block computes the gates of 16 / GATES units for 8 * SETS rows of the
+// batch; its warps share h, and then some threads compute new states. What the first step waits for, later ones read
+// before they wait. What elementwise arithmetic carries from step to step is kept in float.
 // Grid: units, rows of the batch, directions. Block: 32 * WARPS.
 constexpr int THREADS = 32 * WARPS, BATCH = 8 * SETS;
 constexpr int BLOCK_UNITS = 16 / GATES;
-constexpr int SPAN = 32 * WARPS;                       // of h, for which each thread has 8 neighbours of two rows of weights
+// Elements of h at a time: each thread has 8 neighbours of two rows of weights for them.
+constexpr int SPAN = 32 * WARPS;
 constexpr int PASSES = (UNITS + SPAN - 1) / SPAN;
 constexpr int EARLY = PASSES < 4 ? PASSES : 4;         // passes whose weights are read together
 constexpr int PITCH = 10;                              // numbers from one row of a sum to the next, away from its bank

@@ -28,13 +28,13 @@ __device__ __forceinline__ float half_of_pair(uint pair, int side)
     return float(number);
 }
 
-// The numbers of a pair times their scale, and with the bias where there are biases.
-__device__ __forceinline__ uint scaled_pair(uint pair, scale_t scale, bias_t bias)
+// The numbers of a pair, in a unit that is a power of two, times their scale, and with the bias where there are biases.
+__device__ __forceinline__ uint scaled_pair(uint pair, scale_t scale, bias_t bias, float unit = 1.0f)
 {
     if (sizeof(scale_t) == 2 && !BIASES) {
-        return Numbers::mul(pair, pair_of(float(scale)));
+        return Numbers::mul(pair, pair_of(float(scale) / unit));
     }
-    float added = BIASES ? float(bias) : 0.0f;
-    vector_t low(half_of_pair(pair, 0) * float(scale) + added), high(half_of_pair(pair, 1) * float(scale) + added);
+    float factor = float(scale) / unit, added = BIASES ? float(bias) : 0.0f;
+    vector_t low(half_of_pair(pair, 0) * factor + added), high(half_of_pair(pair, 1) * factor + added);
     return uint(high.bits) << 16 | low.bits;
 }

@@ -1,5 +1,5 @@
-// Scans: each element with all ahead of it in its column. A block walks over chunk `blockIdx.y` of ROWS columns, or of LANES
-// neighbouring ones, in tiles of ITEMS elements a thread; what the chunks ahead come to, `scan_totals` has found.
+// Scans: each element with all ahead of it in its column. A block walks over chunk `blockIdx.y` of ROWS columns, or of
+// LANES neighbouring ones, in tiles of ITEMS elements a thread; what the chunks ahead come to, `scan_totals` has found.
 // Grid: groups of columns in x, chunks in y.
 constexpr int TILE = SLICES * ITEMS;
 

@@ -1,6 +1,6 @@
-// Rows combined where an index says: a block has 256 / LANES * EACH rows, of LANES * STORE_SIZE columns each. It looks through
-// the index in chunks, lists what is for its rows in an order that is always the same, and combines what it has listed.
-// Grid: blocks in x, columns innermost, then rows. Block: 256.
+// Rows combined where an index says: a block has 256 / LANES * EACH rows, of LANES * STORE_SIZE columns each. It looks
+// through the index in chunks, lists what is for its rows in an order that is always the same, and combines what it has
+// listed. Grid: blocks in x, columns innermost, then rows. Block: 256.
 #define GROUPS (256 / LANES)
 #define WARP_CHUNK (CHUNK / 8)
 #define LOADS (WARP_CHUNK / 32)

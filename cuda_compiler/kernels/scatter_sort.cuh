@@ -1,5 +1,5 @@
-// Sorts slabs of an index by the row that is named; of one row in the index's order. Finds where the rows of each block that
-// will combine values begin in a slab: starts[row_blocks + 1, slabs]. What names no row lies behind all others.
+// Sorts slabs of an index by the row that is named; of one row in the index's order. Finds where the rows of each block
+// that will combine values begin in a slab: starts[row_blocks + 1, slabs]. What names no row lies behind all others.
 // Grid: slabs in x.
 constexpr int SLAB = THREADS * ITEMS;
 

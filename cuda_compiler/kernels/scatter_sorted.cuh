@@ -1,12 +1,13 @@
-// Rows combined where an index says that has been sorted in slabs: a block has 256 / LANES rows, of LANES * STORE_SIZE columns
-// each. It lists what is for its rows in the index's order; each warp takes from that what is for its own, row by row.
-// Grid: blocks in x, columns innermost, then rows. Block: 256.
+// Rows combined where an index says that has been sorted in slabs: a block has 256 / LANES rows, of LANES * STORE_SIZE
+// columns each. It lists what is for its rows in the index's order; each warp takes from that what is for its own, row
+// by row. Grid: blocks in x, columns innermost, then rows. Block: 256.
 constexpr int THREADS = 256, WARPS = 8;
 constexpr int GROUPS = THREADS / LANES;
 constexpr int WARP_ROWS = LANES < 32 ? 32 / LANES : 1; // rows of a warp; several warps share a wide one
 constexpr int LISTED = 512;                            // entries that a block lists at a time
 constexpr int AHEAD = 8;                               // values of a thread that are read together
-constexpr uint PLACE = (1u << 24) - 1;                 // of an entry of the list: the place in the index, behind the row
+// The place in the index, which lies behind the row in an entry of the list.
+constexpr uint PLACE = (1u << 24) - 1;
 
 // What the threads ahead have, and what all have.
 __device__ __forceinline__ int sum_ahead(int number, int& total)
@@ -32,7 +33,8 @@ __device__ __forceinline__ int sum_ahead(int number, int& total)
     return ahead;
 }
 
-// A list's entries for a warp's own rows, row by row, each in the list's order. Gives where those of each lane's row are.
+// A list's entries for a warp's own rows, row by row, each in the list's order. Gives where those of each lane's row
+// are.
 __device__ __forceinline__ void take_own(
     const uint* listed, int taken, uint* ordered, int* cursors, int own_row, int& begin, int& end)
 {

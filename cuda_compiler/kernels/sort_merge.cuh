@@ -1,5 +1,5 @@
-// Merges pairs of neighbouring runs of rows [rows, length]: each block makes TILE entries of a pair, each thread ITEMS of them.
-// Where they begin in both runs is searched for (Green, McColl and Bader, "GPU Merge Path", 2012).
+// Merges pairs of neighbouring runs of rows [rows, length]: each block makes TILE entries of a pair, each thread ITEMS
+// of them. Where they begin in both runs is searched for (Green, McColl and Bader, "GPU Merge Path", 2012).
 // Grid: rows in x, tiles in y.
 constexpr int TILE = THREADS * ITEMS;
 

@@ -1,5 +1,5 @@
-// Bitonic sorting of entries that a block of THREADS holds in registers, ITEMS neighbours in each thread: by a thread alone, then
-// between the lanes of a warp, and what reaches further through shared memory. Sizes are powers of two.
+// Bitonic sorting of entries that a block of THREADS holds in registers, ITEMS neighbours in each thread: by a thread
+// alone, then between the lanes of a warp, and what reaches further through shared memory. Sizes are powers of two.
 constexpr int WARP_SPAN = 32 * ITEMS;
 
 __device__ __forceinline__ void put_in_order(Entry& a, Entry& b)

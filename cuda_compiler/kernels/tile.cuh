@@ -9,8 +9,8 @@ constexpr int STEPS_M = WARP_M / 16, STEPS_N = WARP_N / 8; // a warp's blocks of
 constexpr int CHUNK = 8; // elements of 16 bytes
 constexpr int A_BYTES = TILE_M * TILE_K * 2, B_BYTES = TILE_N * TILE_K * 2, STAGE_BYTES = A_BYTES + B_BYTES;
 
-// Where an element of an operand's tile lies, in bytes: `along` counts its rows or columns, `k` the common dimension. The
-// 16-byte chunks of a line are permuted so that eight lines at one column lie in different banks.
+// Where an element of an operand's tile lies, in bytes: `along` counts its rows or columns, `k` the common dimension.
+// The 16-byte chunks of a line are permuted so that eight lines at one column lie in different banks.
 template <int EXTENT, bool ALONG_K>
 __device__ __forceinline__ uint tile_offset(uint along, uint k)
 {
@@ -23,8 +23,9 @@ __device__ __forceinline__ uint tile_offset(uint along, uint k)
 // A thread's number among those that copy.
 __device__ __forceinline__ uint copy_thread() { return threadIdx.x % COPY_THREADS; }
 
-// Which column of the result is multiplied at a position of the second operand's tile. Dealt out to the four lanes that have a
-// row between them, where each has two neighbouring positions out of eight: as many neighbours for each as are stored together.
+// Which column of the result is multiplied at a position of the second operand's tile. Dealt out to the four lanes that
+// have a row between them, where each has two neighbouring positions out of eight: as many neighbours for each as are
+// stored together.
 constexpr int NEIGHBOURS = sizeof(OUT_T) == 1 && TILE_N % 64 == 0 ? 16 : 8, DEAL = 4 * NEIGHBOURS;
 template <bool DEALT>
 __device__ __forceinline__ constexpr int column_at(int position)
@@ -105,8 +106,8 @@ __device__ __forceinline__ void make_numbers(Accumulator& sum)
     }
 }
 
-// Where a tile of results lies: its batch, its first row and column, and what the first result of a row counts as for the
-// epilogue.
+// Where a tile of results lies: its batch, its first row and column, and what the first result of a row counts as for
+// the epilogue.
 struct Part {
     int batch, row, col, base;
 };
@@ -117,8 +118,8 @@ struct Place {
     int row, col;
 };
 
-// Tiles follow each other along the columns, in panels of PANEL rows of tiles inside of which rows come first: blocks that
-// run at a time then share what they read of both operands.
+// Tiles follow each other along the columns, in panels of PANEL rows of tiles inside of which rows come first: blocks
+// that run at a time then share what they read of both operands.
 __device__ __forceinline__ Place place_of(int tile, int tiles_m, int tiles_n)
 {
     int panel = tile / (PANEL * tiles_n), inside = tile % (PANEL * tiles_n);

@@ -1,5 +1,5 @@
-// What happens to a tile of results that SPLITS blocks share, each with a part of k: they form a cluster, whose blocks read
-// each other's shared memory. Each adds and stores its share of the rows.
+// What happens to a tile of results that SPLITS blocks share, each with a part of k: they form a cluster, whose blocks
+// read each other's shared memory. Each adds and stores its share of the rows.
 constexpr int STORE_STRIDE = TILE_N + 4; // floats; keeps the quads of a fragment in different banks
 static_assert(TILE_M * STORE_STRIDE * 4 <= SHARED_BYTES, "results are staged where the operands were");
 

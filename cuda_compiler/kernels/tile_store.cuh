@@ -38,8 +38,8 @@ constexpr int STORE_STRIDE = SLICE + 4; // floats; keeps the quads of a fragment
 constexpr int STAGING_BYTES = WARPS * 16 * STORE_STRIDE * 4;
 static_assert(STAGING_BYTES <= SHARED_BYTES, "results are staged where the operands were");
 
-// Brings results of a matrix of `rows` by `columns` into rows, so that each thread stores neighbours: STORE_SIZE at a time,
-// made of PAIRS columns each. What the epilogue reads is fetched one step ahead.
+// Brings results of a matrix of `rows` by `columns` into rows, so that each thread stores neighbours: STORE_SIZE at a
+// time, made of PAIRS columns each. What the epilogue reads is fetched one step ahead.
 __device__ __forceinline__ void store_tile(
     const Accumulator& sum, unsigned char* shared, int rows, int columns, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {

@@ -1,6 +1,6 @@
-// Tiles multiplied by warpgroups, with `wgmma` of compute capability 9.0, while a warpgroup of their own copies: it runs ahead
-// through a ring of STAGES slots, into the next tile of results while this one is stored. Blocks stay; their TEAMS of
-// WARPS_M / 4 warpgroups take tiles of results in turns, so that one stores while another multiplies.
+// Tiles multiplied by warpgroups, with `wgmma` of compute capability 9.0, while a warpgroup of their own copies: it
+// runs ahead through a ring of STAGES slots, into the next tile of results while this one is stored. Blocks stay; their
+// TEAMS of WARPS_M / 4 warpgroups take tiles of results in turns, so that one stores while another multiplies.
 static_assert(TILE_K == 64 && A_ALONG_K && B_ALONG_K, "lines of 128 bytes, swizzled as the tensor cores expect");
 static_assert(A_BYTES % 1024 == 0 && B_BYTES % 1024 == 0, "the pattern repeats every eight lines");
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES;
@@ -38,8 +38,8 @@ struct Ring {
 };
 
 // What the copying warpgroup does. `copier.begin(tile)` goes to a tile of results, `copier.copy_a(slot)` and
-// `copier.copy_b(slot)` start copying the next of its `steps` tiles along the common dimension; with B_CONSTANT nothing before
-// this grid writes what the latter read.
+// `copier.copy_b(slot)` start copying the next of its `steps` tiles along the common dimension; with B_CONSTANT nothing
+// before this grid writes what the latter read.
 template <typename Copier>
 __device__ __forceinline__ void copy_tiles(Copier& copier, Ring ring, int steps)
 {
@@ -115,7 +115,8 @@ __device__ __forceinline__ void multiply_tiles(
     for (int tile = int(blockIdx.x) + team * int(gridDim.x); tile < RESULT_TILES; tile += TEAMS * int(gridDim.x)) {
         Results results(part_of(tile, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
         int next = tile + TEAMS * int(gridDim.x);
-        if (next < RESULT_TILES) { // registers hold what this tile's epilogue reads: more must be on its way to fill the bus
+        // Registers hold what this tile's epilogue reads: more must be on its way to fill the bus.
+        if (next < RESULT_TILES) {
             Results::ask(part_of(next, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
         }
         Accumulator sum;

@@ -102,6 +102,17 @@ __device__ __forceinline__ void bring_spans(
     }
 }
 
+// Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal
+// ones without a gap; times 2^127 they are numbers of this unit.
+constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
+constexpr float UNIT = SUBNORMAL ? 0.015625f : 1.0f;
+
+// What is added to such numbers, or subtracted from others.
+__device__ __forceinline__ uint offset_pair(float zero)
+{
+    return SUBNORMAL ? pair_of((zero + (CODE_KIND == CODES_SIGNED ? 128.0f : 0.0f)) * -UNIT) : zero_pair(zero);
+}
+
 // What belongs to the codes of a span in a row of a tile, as it lies in memory.
 struct Belonging {
     scale_t scale[PIECES];
@@ -135,7 +146,7 @@ struct Belonging {
             if (ZEROS) {
                 int bits = int(zero[piece]), shift = group_of(span, piece) * ZERO_BITS % 8;
                 float value = float(ZERO_BITS < 8 ? bits >> shift & ((1 << ZERO_BITS) - 1) : bits);
-                reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)zero_pair(value);
+                reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)offset_pair(value);
             }
         }
     }
@@ -224,25 +235,31 @@ struct Codes {
     __device__ __forceinline__ void make_numbers(uint (&number)[4], int side, const Codebook& codebook) const
     {
         const uint(&code)[4] = pair[side];
-        uint subtracted = ZEROS ? zero[side] * 0x10001u : zero_pair(float(ZERO));
+        uint offset = ZEROS ? zero[side] * 0x10001u : offset_pair(float(ZERO));
 #if CODEBOOK
         codebook.numbers_of(number, code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24);
 #else
-        if (BITS == 8) { // pairs are of bytes 0 and 2, 1 and 3
+        if (SUBNORMAL) {
+            #pragma unroll
+            for (int octet = 0; octet < 4; ++octet) {
+                uint spread = __byte_perm(code[octet], 0, 0x4140) ^ (CODE_KIND == CODES_SIGNED ? 0x00800080u : 0u);
+                number[octet] = Numbers::fma(spread, 0x7f007f00u, offset);
+            }
+        } else if (BITS == 8) { // pairs are of bytes 0 and 2, 1 and 3
             uint first = __byte_perm(code[0], code[1], 0x5140), second = __byte_perm(code[2], code[3], 0x5140);
-            bytes_as_numbers(number, first, second, subtracted);
+            bytes_as_numbers(number, first, second, offset);
         } else { // 16 + the code, whose bits are the highest of the mantissa
             constexpr int PLACE = Numbers::MANTISSA - 4;
             #pragma unroll
             for (int octet = 0; octet < 4; ++octet) {
                 uint moved = code[octet] * (0x1001u << PLACE); // one instruction, beside the logical unit
-                number[octet] = Numbers::sub(and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN), subtracted);
+                number[octet] = Numbers::sub(and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN), offset);
             }
         }
 #endif
         #pragma unroll
         for (int octet = 0; octet < (ONE_GROUP ? 0 : 4); ++octet) {
-            number[octet] = scaled_pair(number[octet], scale[side], bias[side]);
+            number[octet] = scaled_pair(number[octet], scale[side], bias[side], UNIT);
         }
     }
 };
@@ -337,9 +354,9 @@ __device__ __forceinline__ void multiply_and_store(
         uint number[2][2][4];
         Place at = now;
         int adds = 0;
-        float scale = 1.0f;
+        float scale = 1.0f / UNIT;
         if (ONE_GROUP && thread % 128 < 64) {
-            scale = float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
+            scale *= float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
         }
         uint freed = 0;
         #pragma unroll 1

@@ -1,10 +1,10 @@
 // What convolutions of images of one to four channels multiply whose windows move on by two pixels, on tensor cores of
-// compute capability 9.0. Two neighbouring pixels, each filled up to four channels, take 16 bytes of shared memory, so that
-// the windows of neighbouring results begin 16 bytes apart. That is how `wgmma` finds neighbouring columns of its second
-// operand when nothing is swizzled: it multiplies overlapping windows where they lie, and none is ever copied. The first
-// operand is the weights of 64 output channels, which stay in registers; the common dimension walks chunks of two taps,
-// PAIRS of which make a line of the window, after BEFORE taps of zeros that let every window begin at an even pixel. LINES
-// lines of LINE pairs are what a tile of results reads. Block: 128.
+// compute capability 9.0. Two neighbouring pixels, each filled up to four channels, take 16 bytes of shared memory, so
+// that the windows of neighbouring results begin 16 bytes apart. That is how `wgmma` finds neighbouring columns of its
+// second operand when nothing is swizzled: it multiplies overlapping windows where they lie, and none is ever copied.
+// The first operand is the weights of 64 output channels, which stay in registers; the common dimension walks chunks of
+// two taps, PAIRS of which make a line of the window, after BEFORE taps of zeros that let every window begin at an even
+// pixel. LINES lines of LINE pairs are what a tile of results reads. Block: 128.
 constexpr int THREADS = GROUP_THREADS;
 constexpr int CHUNKS = TAPS_Y * PAIRS, STEPS = (CHUNKS + 1) / 2, SLOTS = LINES * LINE;
 constexpr uint RESULT_LINE_BYTES = STEP_Y * LINE * 16; // between the windows of two lines of results

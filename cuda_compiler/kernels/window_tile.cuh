@@ -1,6 +1,6 @@
-// A tile of TILE_X x TILE_Y results of a convolution, computed by a warpgroup for OUTPUTS output channels at a time. Outputs are
-// the rows of what `wgmma` computes, neighbouring results its columns. A result's channels take STAGED_BYTES of shared memory
-// on their way out.
+// A tile of TILE_X x TILE_Y results of a convolution, computed by a warpgroup for OUTPUTS output channels at a time.
+// Outputs are the rows of what `wgmma` computes, neighbouring results its columns. A result's channels take
+// STAGED_BYTES of shared memory on their way out.
 constexpr int RESULTS = TILE_X * TILE_Y, OUTPUTS = 64, GROUP_THREADS = 128;
 constexpr int TILES_X = (OUT_WIDTH + TILE_X - 1) / TILE_X, TILES_Y = (OUT_HEIGHT + TILE_Y - 1) / TILE_Y;
 
@@ -31,8 +31,8 @@ __device__ __forceinline__ uint staged_bits(bfloat result) { return result.bits;
 __device__ __forceinline__ uint staged_bits(uint8 code) { return code; }
 __device__ __forceinline__ uint staged_bits(int8 code) { return uint8(code); }
 
-// Stores four matrices of 8 x 8 values of 16 bits, of which a thread has two neighbours of a row each, column by column: each
-// lane says where one of the 32 goes.
+// Stores four matrices of 8 x 8 values of 16 bits, of which a thread has two neighbours of a row each, column by
+// column: each lane says where one of the 32 goes.
 __device__ __forceinline__ void store_matrices(uint address, const uint (&word)[4])
 {
 #if __CUDA_ARCH__ >= 900

@@ -32,7 +32,7 @@ _TAKEN = 8  # neighbours of a row that a thread has
 MATMUL_BULK = KernelTemplate(
     "matmul_bulk",
     params="int m, n, k, tiles_m, tiles_n",
-    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL WHOLE_ROWS WHOLE_COLUMNS B_CONSTANT",
+    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL RESIDENT WHOLE_ROWS WHOLE_COLUMNS B_CONSTANT",
     inputs="a b",
     shared_bytes=None,
     files="tensor_cores.cuh warpgroups.cuh copy_engine.cuh bulk_copies.cuh bulk_tile.cuh bulk_store.cuh",

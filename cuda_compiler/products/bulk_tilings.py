@@ -20,6 +20,7 @@ __all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clock
 _LINE_BYTES, _BARRIER_BYTES = 128, 16
 _PANEL = 16  # tiles along m that follow each other before the next ones along n
 _ROWS_TOGETHER = 8  # in shared memory, of the pattern that tensor cores expect
+_RESERVED_BYTES = 1024  # of shared memory, for each block
 _LEAST_STAGES = 2  # one is copied while another is multiplied
 
 
@@ -33,12 +34,15 @@ class BulkTile:
             else they share the rows of one, or the columns of one of 64 rows.
         splits: Parts of k, each for a block of its own, which form a cluster and add what they have. Such blocks
             compute one tile and take no turns.
+        resident: Blocks that a multiprocessor has room for. Where it has two, others are left to the launch behind,
+            which begins there; a launch by itself counts as if there were one.
     """
 
     rows: int
     columns: int
     turns: bool = False
     splits: int = 1
+    resident: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,9 @@ class BulkTiling(BulkTile):
     @classmethod
     def of(cls, tile: BulkTile, device: DeviceModel) -> BulkTiling:
         """With as many stages as fit a block's shared memory."""
-        stages = device.shared_bytes // ((tile.rows + tile.columns) * _LINE_BYTES + _BARRIER_BYTES)
-        return cls(tile.rows, tile.columns, tile.turns, tile.splits, stages)
+        room = min(device.shared_bytes, device.core_shared_bytes // tile.resident - _RESERVED_BYTES)
+        stages = room // ((tile.rows + tile.columns) * _LINE_BYTES + _BARRIER_BYTES)
+        return cls(tile.rows, tile.columns, tile.turns, tile.splits, tile.resident, stages)
 
     @property
     def threads(self) -> int:
@@ -81,8 +86,8 @@ class BulkTiling(BulkTile):
         return self.columns // 2 if self.rows == WARPGROUP_ROWS and not self.turns else self.columns
 
     def blocks(self, tiles: int, device: DeviceModel) -> int:
-        """Blocks to launch for each part of k: where they stay, one a multiprocessor at the most."""
-        return tiles if self.splits > 1 else min(device.cores, tiles)
+        """Blocks to launch for each part of k: where they stay, as many as run at once at the most."""
+        return tiles if self.splits > 1 else min(device.cores * self.resident, tiles)
 
     def macros(self, m: int, n: int) -> dict[str, object]:
         """What the kernel's file expects, for a result [m, n]."""
@@ -94,6 +99,7 @@ class BulkTiling(BulkTile):
             "TURNS": int(self.turns),
             "SPLITS": self.splits,
             "PANEL": _PANEL,
+            "RESIDENT": self.resident,
             "WHOLE_ROWS": int(m % self.rows == 0),
             "WHOLE_COLUMNS": int(n % self.columns == 0),
         }

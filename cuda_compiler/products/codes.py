@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cuda_compiler.dialect import CUDA
 from npu_compiler.codings import SmallFloat
 from npu_compiler.dtypes import BFLOAT16, INT8, DType
-from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import function, pointer_macros
 from npu_compiler.lowering.dequantisation import number_function
 from npu_compiler.lowering.problems.forms import Dequantised
 from npu_compiler.lowering.problems.product import Product
@@ -56,15 +56,11 @@ def _function(codes: Dequantised, position: int, lowering: Lowering) -> CodeFunc
     head = "__device__ __forceinline__ float number_of(int code, int row, const Codes& codes, const Params& p)"
     taken = (f"    {member} = codes.{prefix}e{number};" for number, member in enumerate(members))
     struct = ["struct Codes {", *(f"    {member};" for member in members), "};"]
-    macros = {
-        "CODES": 1,
-        "CODE_PARAMETERS": pointer_parameters(made.operands, CUDA),
-        "CODE_ARGUMENTS": pointer_arguments(made.operands),
-    }
+    macros = {"CODES": 1, **pointer_macros("CODE", made.operands, CUDA)}
     return CodeFunction(
         "\n".join((*struct, function(head, (*taken, *made.lines), made.value))),
         macros,
-        {"codes": Prologue((made.operands,), dict(made.operands.fields))},
+        {"codes": Prologue((made.operands,))},
         all(lowering.tensors[index].source is None for index in codes.reads()),
     )
 

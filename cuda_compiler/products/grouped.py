@@ -5,8 +5,7 @@ from __future__ import annotations
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
-from cuda_compiler.tiles.templates import TILE_MACROS
-from cuda_compiler.tiles.tiling import Asked, Tiling
+from cuda_compiler.tiles.tiling import TILE_MACROS, Asked, Tiling
 from cuda_compiler.tiles.warps import warp_candidates
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16

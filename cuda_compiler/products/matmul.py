@@ -26,8 +26,7 @@ from cuda_compiler.tiles.lowering import (
     partial_argument,
     tiles_microseconds,
 )
-from cuda_compiler.tiles.templates import TILE_MACROS
-from cuda_compiler.tiles.tiling import Asked, Tiling
+from cuda_compiler.tiles.tiling import TILE_MACROS, Asked, Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
 from npu_compiler.dtypes import FLOAT16
 from npu_compiler.integers import ceil_div

@@ -13,10 +13,13 @@ from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 
 __all__ = ["BULK", "CLUSTERED", "STAGED_COLUMNS", "TEAMS", "WARPS", "Asked", "TileFamily", "Tiling"]
-__all__ += ["with_codes"]
+__all__ += ["TILE_MACROS", "with_codes"]
 
 WARPS, CLUSTERED, TEAMS, BULK = "warp_tiles", "cluster_tiles", "team_tiles", "bulk_tiles"
 """Families of tiles, by their names in the data of devices."""
+
+TILE_MACROS = "AHEAD? TEAMS PANEL TILE_M TILE_N TILE_K WARPS_M WARPS_N STAGES BLOCKS SPLITS SHARED_BYTES RESULT_TILES"
+"""What `Tiling.macros` defines for kernel files, whatever they multiply."""
 
 STAGED_COLUMNS = 4  # floats from the end of one staged row to the next, so that neighbours begin in different banks
 

@@ -125,17 +125,22 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     division = _divide(problem, lowering.device)
     if division.parts > 1:
         return _lower_parts(division, group, lowering)
-    launch = Launch(
-        ATTENTION,
+    return [single_launch(_launch(ATTENTION, division, lowering, {}), group, lowering)]
+
+
+def _launch(template: KernelTemplate, division: _Division, lowering: Lowering, outputs: dict[str, Argument]) -> Launch:
+    problem = division.problem
+    return Launch(
+        template,
         grid=_grid(division),
         values=_values(division),
-        macros={**_macros(division), "PARTIAL": 0},
-        inputs=_inputs(problem),
+        macros={**_macros(division), "PARTIAL": int(division.parts > 1)},
+        inputs={**problem.arguments, **code_inputs(problem)},
+        outputs=outputs,
         flops=problem.flops,
         text=code_text(problem),
         prologues=page_prologues(problem, lowering, METAL),
     )
-    return [single_launch(launch, group, lowering)]
 
 
 def _divide(problem: Attention, device: DeviceModel) -> _Division:
@@ -184,12 +189,6 @@ def _parts(length: int, threadgroups: int, device: DeviceModel) -> int:
     return max(1, min(length // costs.least_part, device.cores * costs.busy_groups // threadgroups))
 
 
-def _inputs(problem: Attention) -> dict[str, Argument]:
-    operands = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": problem.mask, "sinks": problem.sinks}
-    given = {name: operand.argument for name, operand in operands.items() if operand is not None}
-    return {**given, **code_inputs(problem)}
-
-
 def _macros(division: _Division) -> dict[str, object]:
     problem, tile = division.problem, division.tile
     macros: dict[str, object] = {
@@ -230,19 +229,16 @@ def _sink_macros(sinks: Operand) -> dict[str, object]:
 
 def _values(division: _Division) -> dict[str, int]:
     problem = division.problem
-    mask = {"mask_batch": 0, "mask_head": 0, "mask_row": 0}
-    if problem.mask is not None:
-        mask = {name: stride for name, stride in problem.strides("mask").items() if name in mask}
-    return {
+    known = {
         "rows": problem.rows,
         "length": problem.length,
         "heads": problem.shared,
         "groups": problem.groups,
         "part": division.part,
         "all_rows": division.all_rows,
-        **problem.strides("q", "k", "v"),
-        **mask,
+        **problem.strides("q", "k", "v", "mask"),
     }
+    return ATTENTION.values_among(known)
 
 
 def _grid(division: _Division) -> tuple[int, int, int]:
@@ -257,17 +253,8 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[
     part_rows = grid[2] * division.all_rows
     scratch = lowering.scratch(part_rows * (problem.value_size + 2) * FLOAT32.size)
     rows = part_rows * problem.value_size * FLOAT32.size
-    part = Launch(
-        ATTENTION_PART,
-        grid=grid,
-        values=_values(division),
-        macros={**_macros(division), "PARTIAL": 1},
-        inputs=_inputs(problem),
-        outputs={"out": Argument(scratch, writes=True), "part_rows": Argument(scratch, rows, writes=True)},
-        flops=problem.flops,
-        text=code_text(problem),
-        prologues=page_prologues(problem, lowering, METAL),
-    )
+    stored = {"out": Argument(scratch, writes=True), "part_rows": Argument(scratch, rows, writes=True)}
+    part = _launch(ATTENTION_PART, division, lowering, stored)
     sinks = problem.sinks
     told = {} if sinks is None else {**_sink_macros(sinks), "SINKS": sinks.shape[0]}
     combine = Launch(

@@ -90,16 +90,11 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering)
             "weight_row": row_stride, "weight_col": weight.strides[0], "weight_columns": readable,
         }),
         macros={
-            "a_t": METAL.storage[image.dtype.name],
-            "b_t": METAL.storage[weight.dtype.name],
-            "tile_t": METAL.storage[tile.name],
-            "TILE_M": tiling.rows,
-            "TILE_N": tiling.columns,
-            "TILE_K": tiling.depth,
+            **tiling.macros(image.dtype, weight.dtype, tile),
             "A_CHUNK": chunk_of(image.dtype, tile, image.strides[1], (*image.across(1), conv.channels)),
             "B_CHUNK": chunk_of(weight.dtype, tile, weight.strides[0], (weight.offset, row_stride, readable)),
         },
-        inputs={"image": image.argument, "weight": weight.argument},
+        inputs=conv.arguments,
         flops=conv.flops,
     )  # fmt: skip
     return single_launch(launch, group, lowering)
@@ -110,14 +105,13 @@ def _direct(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
     readable = weight.strides[0] == 1 and weight.readable(0) % GROUP == 0
     per_thread = channels_per_thread(image) if readable else 1
     groups, counts = thread_groups(conv.shape, per_thread)
-    output, inputs, y, x = weight.strides
     launch = Launch(
         CONV2D_DIRECT,
         grid=(groups, 1, 1),
         values={
             **counts, "outputs": conv.shape[1], "group_outputs": conv.outputs, "group_inputs": conv.channels,
             **image_values(image, conv.shape), **window_values(conv.windows),
-            "weight_y": y, "weight_x": x, "weight_input": inputs, "weight_output": output,
+            **weight.named_strides("weight", ("output", "input", "y", "x")),
         },
         macros={
             "a_t": METAL.storage[image.dtype.name],
@@ -125,7 +119,7 @@ def _direct(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
             "CHANNELS": per_thread,
             "DEPTHWISE": int(conv.outputs == conv.channels == 1),
         },
-        inputs={"image": image.argument, "weight": weight.argument},
+        inputs=conv.arguments,
         flops=conv.flops,
     )  # fmt: skip
     return single_launch(launch, group, lowering)

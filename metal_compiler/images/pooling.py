@@ -49,7 +49,7 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
             "ADAPTIVE": int(pool.adaptive),
             "DIVISOR": pool.divisor.value,
         },
-        inputs={"image": image.argument},
+        inputs=pool.arguments,
         flops=pool.flops,
     )  # fmt: skip
     return [single_launch(launch, group, lowering)]

@@ -5,11 +5,11 @@
 // A threadgroup computes TILE_M rows of the `heads` query heads that share a key head, counted head by head, so that
 // keys and values are read once for all of them. A block of positions that the mask closes for all those rows is not
 // read. A row that is closed everywhere gives zeros. Keys and values are staged in threadgroup memory, or, where they
-// are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups. With a PAGE, they
-// lie in pages of so many positions, which the generated page_of looks up; a block of positions lies in one of them. With
-// CODES, they are codes of a byte, which the generated number_of reads, and whose scales lie alike: the scale of a key's
-// row multiplies its scores, that of a value's row its weights, by VALUE_UNIT more, so that half precision holds what it
-// would of the values.
+// are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups. With a PAGE,
+// they lie in pages of so many positions, which the generated page_of looks up; a block of positions lies in one of
+// them. With CODES, they are codes of a byte, which the generated number_of reads, and whose scales lie alike: the
+// scale of a key's row multiplies its scores, that of a value's row its weights, by VALUE_UNIT more, so that half
+// precision holds what it would of the values.
 // Grid: tiles of rows, batch * key heads, parts of the positions. Block: 32 * SIMDGROUPS.
 
 // Kinds of MASK.
@@ -307,7 +307,8 @@ kernel void attention(
                         for (int s = 0; s < STRIPES; ++s) {
                             float weight = precise::exp(own_scores[s] - reference);
 #ifdef CODES
-                            int scaled_at = min(s * 32 + lane, positions - 1); // its weight is zero where that is another
+                            // Where this is another position its weight is zero.
+                            int scaled_at = min(s * 32 + lane, positions - 1);
                             float factor = float(block_value_scales[scaled_at * V_SCALE_ROW]) * VALUE_UNIT;
                             own_total += factor == 0.0f ? weight : float(tile_t(weight * factor)) / factor;
                             weight *= factor;

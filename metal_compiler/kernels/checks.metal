@@ -1,5 +1,5 @@
-// Indices that might lie beyond their tensor are checked before memory is touched. The first fault of a run is recorded:
-// which check, which element of the index tensor, and its value.
+// Indices that might lie beyond their tensor are checked before memory is touched. The first fault of a run is
+// recorded: which check, which element of the index tensor, and its value.
 struct Fault {
     atomic_int check;
     int element;

@@ -2,8 +2,8 @@
 #include <metal_stdlib>
 using namespace metal;
 
-// The error function, which Metal lacks; within 2 units in the last place. Both polynomials are minimax fits: erf(x) / x
-// over x * x for |x| < 1, the logarithm of 1 - erf(x) beyond, where from 4 on the result rounds to 1.
+// The error function, which Metal lacks; within 2 units in the last place. Both polynomials are minimax fits: erf(x) /
+// x over x * x for |x| < 1, the logarithm of 1 - erf(x) beyond, where from 4 on the result rounds to 1.
 METAL_FUNC float npu_erf(float x)
 {
     float a = fabs(x);

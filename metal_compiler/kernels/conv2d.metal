@@ -1,5 +1,5 @@
-// Convolution of channels-last images as a tiled product (implicit GEMM): a row is an output pixel of the batch, a column
-// an output channel of a group, and k runs over kernel rows, kernel columns and the group's input channels.
+// Convolution of channels-last images as a tiled product (implicit GEMM): a row is an output pixel of the batch, a
+// column an output channel of a group, and k runs over kernel rows, kernel columns and the group's input channels.
 // Grid: tiles of pixels, tiles of channels, groups. Block: 128.
 
 constant constexpr int A_PITCH = TILE_K + PAD, B_PITCH = TILE_N + PAD;
@@ -30,7 +30,8 @@ kernel void conv2d(
     threadgroup tile_t* b_tile = (threadgroup tile_t*)(memory + A_BYTES / 16);
     threadgroup float* sums_tile = (threadgroup float*)memory; // once the operands are done with
 
-    // Element (row, k) of A lies at the sum of the row's window corner and the tap of k: coordinates and addresses alike.
+    // Element (row, k) of A lies at the sum of the row's window corner and the tap of k: coordinates and addresses
+    // alike.
     threadgroup int corner_y[TILE_M];
     threadgroup int corner_x[TILE_M];
     threadgroup int corner_at[TILE_M];

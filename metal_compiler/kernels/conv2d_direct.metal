@@ -1,5 +1,5 @@
-// Convolution without tiles: for depthwise convolutions and small groups, which would leave a tile mostly empty, and for
-// weights of any strides. A thread computes CHANNELS neighbouring output channels of a pixel.
+// Convolution without tiles: for depthwise convolutions and small groups, which would leave a tile mostly empty, and
+// for weights of any strides. A thread computes CHANNELS neighbouring output channels of a pixel.
 // Grid: threads in x. Block: 64.
 
 // Strides of neighbouring channels are known to be 1 where a thread has several.

@@ -1,8 +1,8 @@
-// Draws a token of each row by probability: a threadgroup a row. An entry is a token's place in the order, its logit turned
-// around ahead of its number; its weight is a count of units of 2^-40, so that sums depend on no order.
+// Draws a token of each row by probability: a threadgroup a row. An entry is a token's place in the order, its logit
+// turned around ahead of its number; its weight is a count of units of 2^-40, so that sums depend on no order.
 //
-// The tokens are counted and weighed in bins along the order. What is looked for, a number of tokens or a weight, lies in one
-// bin: its tokens are put in order, or, where they are too many, are divided among bins in turn.
+// The tokens are counted and weighed in bins along the order. What is looked for, a number of tokens or a weight, lies
+// in one bin: its tokens are put in order, or, where they are too many, are divided among bins in turn.
 // Grid: rows in x. Block: THREADS.
 METAL_FUNC void sort_list(int total, int thread_number, threadgroup Memory& memory)
 {
@@ -135,7 +135,8 @@ METAL_FUNC Found find_deep(
     return found;
 }
 
-// The token that has `target` tokens before it, or before whose end a weight of `target` lies. Keeps the window for later.
+// The token that has `target` tokens before it, or before whose end a weight of `target` lies. Keeps the window for
+// later.
 METAL_FUNC Found find(
     ulong target, bool by_count, thread Range& range, thread Window& window, thread const Row& row,
     device const a_t* logits, threadgroup Memory& memory)

@@ -182,8 +182,8 @@ METAL_FUNC void add_up_bins(int thread_number, threadgroup Memory& memory)
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// Fills the bins with the tokens of a range; those behind its last bin are weighed together. Gives what all of them weigh,
-// and those that are no less likely than a share of the likeliest.
+// Fills the bins with the tokens of a range; those behind its last bin are weighed together. Gives what all of them
+// weigh, and those that are no less likely than a share of the likeliest.
 METAL_FUNC ulong fill_bins(
     thread ulong& likely, thread const Range& range, thread const Row& row, device const a_t* logits,
     threadgroup Memory& memory)

@@ -1,7 +1,7 @@
 // Codes of CODE_BITS bits, 4 or 8, in units of UNIT neighbours along k, and what makes weights of them:
-// (number - zero) * scale + bias, which here is number * scale + offset. A unit lies within one group, and is 8 bytes or 16.
-// CODE_IS_SIGNED, CODE_IS_FLOAT (e4m3 or e5m2, by HALF_SHIFT) and CODEBOOK say what the number of a code is; SCALES, BIASES,
-// ZEROS and CODEBOOK name pointers among CODE_PARAMETERS.
+// (number - zero) * scale + bias, which here is number * scale + offset. A unit lies within one group, and is 8 bytes
+// or 16. CODE_IS_SIGNED, CODE_IS_FLOAT (e4m3 or e5m2, by HALF_SHIFT) and CODEBOOK say what the number of a code is;
+// SCALES, BIASES, ZEROS and CODEBOOK name pointers among CODE_PARAMETERS.
 
 constant constexpr int UNIT_BYTES = UNIT * CODE_BITS / 8;
 constant constexpr int FOURS = UNIT / 4;
@@ -20,8 +20,8 @@ typedef uint4 words_t;
 typedef uint2 words_t;
 #endif
 
-// Four neighbours of a unit of codes as numbers. An 8-bit float becomes a half with the same bits but for its exponent's
-// bias, which is a factor of the scale.
+// Four neighbours of a unit of codes as numbers. An 8-bit float becomes a half with the same bits but for its
+// exponent's bias, which is a factor of the scale.
 METAL_FUNC float4 four_numbers(words_t words, BOOK_PARAMETER int four)
 {
 #if CODE_BITS == 4

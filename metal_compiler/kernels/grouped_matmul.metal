@@ -1,6 +1,6 @@
-// Products of groups of rows, each by a matrix of its own: a simdgroup computes a result of a row, its lanes along k; or,
-// where neighbouring columns lie side by side (K_FIRST 0), a lane one each. Ends that do not ascend are brought between the
-// bounds; rows behind the last group give zeros. Grid: columns, rows. Block: 32 * SIMDGROUPS.
+// Products of groups of rows, each by a matrix of its own: a simdgroup computes a result of a row, its lanes along k;
+// or, where neighbouring columns lie side by side (K_FIRST 0), a lane one each. Ends that do not ascend are brought
+// between the bounds; rows behind the last group give zeros. Grid: columns, rows. Block: 32 * SIMDGROUPS.
 METAL_FUNC int group_of(int row, device const end_t* ends, constant Params& p)
 {
     int group = 0;

@@ -1,8 +1,8 @@
-// Product of a few vectors and a matrix in codes: out[m, i] = epilogue(sum over k of x[m, k] * weight[i, k]), rows of the
-// matrix contiguous in k, as grouped_codes.metal describes. A simdgroup computes OUTPUTS neighbouring sums of each of the
-// VECTORS at a time, ROUNDS times; its lanes stride over units of k, of any number. What is added to all weights of a group
-// counts by the sum of the inputs. Where PAIRS is 2, two neighbouring sums make one result. With a PROLOGUE the vector is
-// not read: each threadgroup computes it first, by the generated statements of COMPUTE_VECTOR.
+// Product of a few vectors and a matrix in codes: out[m, i] = epilogue(sum over k of x[m, k] * weight[i, k]), rows of
+// the matrix contiguous in k, as grouped_codes.metal describes. A simdgroup computes OUTPUTS neighbouring sums of each
+// of the VECTORS at a time, ROUNDS times; its lanes stride over units of k, of any number. What is added to all weights
+// of a group counts by the sum of the inputs. Where PAIRS is 2, two neighbouring sums make one result. With a PROLOGUE
+// the vector is not read: each threadgroup computes it first, by the generated statements of COMPUTE_VECTOR.
 // Grid: groups of sums, 1, 1. Block: 32 * SIMDGROUPS.
 
 constant constexpr int OUTPUTS = 4;

@@ -1,10 +1,10 @@
 // Tiled matrix product: out[batch, row, col] = epilogue(sum over k of a[batch, row, k] * b[batch, k, col]).
-// With CODES b holds codes of a byte, of which the generated number_of makes numbers where they are staged; with UNIT codes
-// as grouped_codes.metal describes.
+// With CODES b holds codes of a byte, of which the generated number_of makes numbers where they are staged; with UNIT
+// codes as grouped_codes.metal describes.
 // Grid: tiles of rows, tiles of columns, batch. Block: 128.
 
-// A staged operand has rows along the dimension that is not contiguous in memory: of A either [row][k] or [k][row], of B
-// either [k][col] or [col][k]. What does not lie as a matrix wants it is transposed on its way into the matrix.
+// A staged operand has rows along the dimension that is not contiguous in memory: of A either [row][k] or [k][row], of
+// B either [k][col] or [col][k]. What does not lie as a matrix wants it is transposed on its way into the matrix.
 #if A_ALONG_K
 constant constexpr int A_ROWS = TILE_M, A_COLUMNS = TILE_K;
 #else

@@ -1,8 +1,8 @@
 // Matrix-vector product: out[batch, i] = epilogue(sum over k of matrix[batch, i, k] * vector[batch, k]), rows of the
-// matrix contiguous in k. A simdgroup computes OUTPUTS neighbouring sums at a time, ROUNDS times; its lanes stride over k.
-// Where PAIRS is 2, two neighbouring sums make one result. With a PROLOGUE the vector is not read: each threadgroup
-// computes it first, by the generated statements of COMPUTE_VECTOR. With CODES the matrix holds codes of a byte, of which the
-// generated number_of makes numbers.
+// matrix contiguous in k. A simdgroup computes OUTPUTS neighbouring sums at a time, ROUNDS times; its lanes stride over
+// k. Where PAIRS is 2, two neighbouring sums make one result. With a PROLOGUE the vector is not read: each threadgroup
+// computes it first, by the generated statements of COMPUTE_VECTOR. With CODES the matrix holds codes of a byte, of
+// which the generated number_of makes numbers.
 // Grid: groups of sums, 1, batch. Block: 32 * SIMDGROUPS.
 
 constant constexpr int OUTPUTS = 4;

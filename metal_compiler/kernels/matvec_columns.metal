@@ -1,7 +1,7 @@
 // Matrix-vector product of a matrix whose rows are not contiguous: out[batch, i] = epilogue(sum over k of
-// matrix[batch, i, k] * vector[batch, k]). A lane computes CHUNK neighbouring sums, each simdgroup every eighth k. Where
-// PAIRS is 2, two neighbouring sums make one result. With CODES the matrix holds codes of a byte, of which the generated
-// number_of makes numbers.
+// matrix[batch, i, k] * vector[batch, k]). A lane computes CHUNK neighbouring sums, each simdgroup every eighth k.
+// Where PAIRS is 2, two neighbouring sums make one result. With CODES the matrix holds codes of a byte, of which the
+// generated number_of makes numbers.
 // Grid: groups of sums, 1, batch. Block: 256.
 
 #ifndef CODES

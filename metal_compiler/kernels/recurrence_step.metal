@@ -1,5 +1,5 @@
-// A step of a recurrent layer: a simdgroup computes the gates of a unit for ROWS rows of the batch, its lanes along h, and
-// then the unit's new h. What elementwise arithmetic carries from step to step is kept in float.
+// A step of a recurrent layer: a simdgroup computes the gates of a unit for ROWS rows of the batch, its lanes along h,
+// and then the unit's new h. What elementwise arithmetic carries from step to step is kept in float.
 // CELL: 0 LSTM, 1 GRU, 2 tanh, 3 relu. Grid: units, rows of the batch, directions. Block: 32 * SIMDGROUPS.
 
 #if CHUNK == 4

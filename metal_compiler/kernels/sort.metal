@@ -1,4 +1,5 @@
-// Sorts rows that a threadgroup holds: places of the first elements of each, in order. Grid: groups of SEGMENTS rows in x.
+// Sorts rows that a threadgroup holds: places of the first elements of each, in order. Grid: groups of SEGMENTS rows in
+// x.
 kernel void sort(
 #if FROM_RUNS
     device const Entry* runs [[buffer(0)]],

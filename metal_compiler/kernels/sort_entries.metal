@@ -1,5 +1,5 @@
-// What is sorted: an entry for each element, its key ahead of its place in the row, so that no two are equal and all sorts are
-// stable. NaN has the highest key, negative zero that of zero. DESCENDING turns keys around, not places.
+// What is sorted: an entry for each element, its key ahead of its place in the row, so that no two are equal and all
+// sorts are stable. NaN has the highest key, negative zero that of zero. DESCENDING turns keys around, not places.
 #if WIDE
 struct Entry {
     ulong key;

@@ -1,6 +1,6 @@
-// Merges pairs of neighbouring runs of rows [rows, length]: each threadgroup makes THREADS * ITEMS entries of a pair, each
-// thread ITEMS of them. Where they begin in both runs is searched for (Green, McColl and Bader, "GPU Merge Path", 2012).
-// Grid: rows in x, tiles in y.
+// Merges pairs of neighbouring runs of rows [rows, length]: each threadgroup makes THREADS * ITEMS entries of a pair,
+// each thread ITEMS of them. Where they begin in both runs is searched for (Green, McColl and Bader, "GPU Merge Path",
+// 2012). Grid: rows in x, tiles in y.
 
 // How many of the first `count` entries of two sorted lists merged are those of the first list.
 METAL_FUNC int share_of_first(device const Entry* a, int a_count, device const Entry* b, int b_count, int count)

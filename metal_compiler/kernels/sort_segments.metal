@@ -1,5 +1,5 @@
-// SEGMENTS rows, or one segment of a row, brought into threadgroup memory, of which the first RUN are found, in order. What
-// is sorted are elements, or with FROM_RUNS the entries that launches ahead have kept.
+// SEGMENTS rows, or one segment of a row, brought into threadgroup memory, of which the first RUN are found, in order.
+// What is sorted are elements, or with FROM_RUNS the entries that launches ahead have kept.
 #if FROM_RUNS
 #define INPUT_PARAMETERS device const Entry* runs,
 #define INPUT_ARGUMENTS runs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metal_compiler.dialect import METAL
-from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import function, pointer_macros, pointer_parameters
 from npu_compiler.lowering.dequantisation import number_function
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import Dequantised
@@ -39,7 +39,6 @@ def code_prologues(found: Product, lowering: Lowering) -> dict[str, Prologue]:
 def _prologue(codes: Dequantised, position: int, lowering: Lowering) -> Prologue:
     made = number_function(codes, position, lowering.tensors, METAL)
     parameters = pointer_parameters(made.operands, METAL)
-    macros = {"CODES": 1, "CODE_PARAMETERS": parameters, "CODE_ARGUMENTS": pointer_arguments(made.operands)}
     head = f"METAL_FUNC float number_of(int code, int row, {parameters}constant Params& p)"
-    text = function(head, made.lines, made.value)
-    return Prologue((made.operands,), dict(made.operands.fields), macros, text)
+    macros = {"CODES": 1, **pointer_macros("CODE", made.operands, METAL)}
+    return Prologue((made.operands,), macros=macros, text=function(head, made.lines, made.value))

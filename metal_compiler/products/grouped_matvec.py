@@ -8,7 +8,7 @@ from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologu
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, INT8
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import pointer_macros
 from npu_compiler.lowering.dialect import LeafNames
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.operands import Operands, Pointer
@@ -127,8 +127,7 @@ def group_prologue(codes: GroupedCodes, unit: int, k: int) -> Prologue:
         "HAS_OFFSET": int(codes.zeros is not None or codes.bias is not None or codes.zero != 0),
         "ZERO_BITS": 0 if codes.zeros is None else codes.zero_bits,
         "ZERO": f"{codes.zero / factor}f",
-        "CODE_PARAMETERS": pointer_parameters(operands, METAL),
-        "CODE_ARGUMENTS": pointer_arguments(operands),
+        **pointer_macros("CODE", operands, METAL),
         **{name: f"{_PREFIX}e{number}" for number, (name, _) in enumerate(there)},
     }
     values = {"code_row": codes.strides[-1]}

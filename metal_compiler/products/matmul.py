@@ -27,7 +27,7 @@ from metal_compiler.tiles.tiling import (
     tile_dtype,
 )
 from npu_compiler.artifact.plan import KernelCall
-from npu_compiler.dtypes import DType
+from npu_compiler.dtypes import UINT8, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
@@ -141,12 +141,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
     a_along_k = a.k == 1 or a.along != 1
     b_along_k = b.k == 1 and b.along != 1
     macros = {
-        "a_t": METAL.storage[a.dtype.name],
-        "b_t": "uchar" if codes else METAL.storage[b.dtype.name],
-        "tile_t": METAL.storage[tile.name],
-        "TILE_M": tiling.rows,
-        "TILE_N": tiling.columns,
-        "TILE_K": tiling.depth,
+        **tiling.macros(a.dtype, UINT8 if codes else b.dtype, tile),
         "A_ALONG_K": int(a_along_k),
         "A_CHUNK": _tile_chunk(a, tile, a_along_k, found.k if a_along_k else found.m),
         "B_ALONG_K": int(b_along_k),

@@ -43,5 +43,4 @@ def vector_prologue(operand: Computed, lowering: Lowering) -> Prologue:
         "COMPUTE_VECTOR": " ".join(" ".join(statements).split()),
         "VECTOR_CAPACITY": next(most for most in _CAPACITIES if k * size <= most) // size,
     }
-    values = {**phase_extents(program), **dict(operands.fields)}
-    return Prologue((operands,), values, macros, flops=flops_of([operand.expr], k))
+    return Prologue((operands,), phase_extents(program), macros, flops=flops_of([operand.expr], k))

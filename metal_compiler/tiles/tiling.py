@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from metal_compiler.dialect import METAL
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
@@ -43,6 +44,11 @@ class Tiling:
     rows: int
     columns: int
     depth: int
+
+    def macros(self, a: DType, b: DType, tile: DType) -> dict[str, object]:
+        """What kernels are told of tiles of operands of two data types, which are multiplied in a third."""
+        kinds = {name: METAL.storage[kind.name] for name, kind in (("a_t", a), ("b_t", b), ("tile_t", tile))}
+        return {**kinds, "TILE_M": self.rows, "TILE_N": self.columns, "TILE_K": self.depth}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from npu_compiler.integers import ceil_div
+from npu_compiler.integers import ceil_div, power_of_two
 
 __all__ = ["ALIGNMENT", "Lifetime", "plan_arena"]
 
@@ -47,7 +47,7 @@ class _Placed:
     """The ranges of bytes given away, by the steps at which they are: a search tree over the steps."""
 
     def __init__(self, steps: int) -> None:
-        self._leaves = 1 << (steps - 1).bit_length()
+        self._leaves = power_of_two(steps)
         self._whole: dict[int, list[tuple[int, int]]] = {}  # by tree node: ranges that live through all of its steps
         self._starting: dict[int, list[tuple[int, int]]] = {}  # by step
 

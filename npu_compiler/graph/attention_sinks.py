@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from npu_compiler.graph.fusion_patterns import broadcasts, scaled_queries
+from npu_compiler.graph.fusion_patterns import attention_inputs, scores_of, weighted
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.attention import attention_with_sinks
@@ -21,46 +21,28 @@ def attention_beside_sinks(
     *, scaled: str, masked: bool, expanded: bool, shifted: bool, cast: bool,
 ) -> Any:  # fmt: skip
     """``softmax([q @ k.T * scale + mask, sinks])[..., :-1] @ v``, the sinks of heads [H] in each row's last column."""
-    scores = ops.matmul(q, ops.transpose(k))
-    if scaled:
-        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    scores = scores_of(ops, q, k, scale, scaled)
     if masked:
         scores = ops.add(scores, mask)
     column = ops.shared(ops.reshape(sinks))
     logits = ops.longer_rows(scores, ops.shared(ops.expand(column)) if expanded else column)
     if shifted:
         logits = ops.sub(logits, ops.largest(logits))
-    weights = ops.all_but_last(ops.softmax(logits))
-    return ops.matmul(ops.cast(weights) if cast else weights, v)
+    return weighted(ops, ops.all_but_last(ops.softmax(logits)), v, cast)
 
 
 def _one_kernel(site: Sequence[Match], scene: Scene) -> Replacement | str:
     (match,) = site
-    names, mask = match.names("q", "k", "v", "sinks"), match.values.get("mask")
-    if names is None or (match.form["masked"] and not isinstance(mask, str)):
-        return ""
-    query, key, value, sinks = names
-    shapes = [scene.shape(name) for name in (query, key, value)]
-    given = ", ".join(str(list(shape)) for shape in shapes)
-    if any(len(shape) != 4 for shape in shapes) or len({shape[:2] for shape in shapes}) != 1:
-        return f"queries, keys and values are {given}, expected four dimensions, of which two are the same"
-    if max(shapes[0][3], shapes[2][3]) > MAX_HEAD_SIZE:
-        return f"queries, keys and values are {given}, expected heads of at most {MAX_HEAD_SIZE}"
-    heads = shapes[0][1]
+    found, sinks = attention_inputs(match, scene, MAX_HEAD_SIZE), match.values["sinks"]
+    if isinstance(found, str) or not isinstance(sinks, str):
+        return found if isinstance(found, str) else ""
+    inputs, scaled = found
+    batch, heads, rows, _ = scene.shape(str(match.values["q"]))
     columns = {scene.shape(node.outputs[0]) for node in match.shared}
-    if scene.shape(sinks) != (heads,) or not columns <= {(1, heads, 1, 1), (*shapes[0][:3], 1)}:
+    if scene.shape(sinks) != (heads,) or not columns <= {(1, heads, 1, 1), (batch, heads, rows, 1)}:
         return f"its sinks '{sinks}' are {list(scene.shape(sinks))}, expected a number for each of {heads} heads"
-    inputs = {"query": query, "key": key, "value": value, "sinks": sinks}
-    if isinstance(mask, str):
-        if not broadcasts(scene.shape(mask), (*shapes[0][:3], shapes[1][2])):
-            return f"the mask {list(scene.shape(mask))} does not broadcast to the scores of {given}"
-        inputs["attn_mask"] = mask
-    scaled = scaled_queries(match, scene)
-    if isinstance(scaled, str):
-        return scaled
-    inputs["query"] = scaled.query
     op = spelled(attention_with_sinks)
-    node = OpNode(match.root.name, op, inputs, {"scale": scaled.factor}, match.root.outputs)
+    node = OpNode(match.root.name, op, {**inputs, "sinks": sinks}, {"scale": scaled.factor}, match.root.outputs)
     return Replacement((*scaled.nodes, node), scaled.tensors)
 
 
@@ -68,8 +50,7 @@ SINKS = Rule(
     "attention by one kernel",
     tuple(
         pattern(
-            attention_beside_sinks, ("q", "k", "v", "scale", "mask", "sinks"),
-            scaled=scaled, masked=masked, expanded=expanded, shifted=shifted, cast=cast,
+            attention_beside_sinks, scaled=scaled, masked=masked, expanded=expanded, shifted=shifted, cast=cast
         )
         for scaled, masked, expanded, shifted, cast in product(
             ("multiplied", "divided", ""), (True, False), (True, False), (True, False), (False, True)

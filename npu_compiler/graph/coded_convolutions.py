@@ -23,10 +23,10 @@ _GEOMETRY = ("stride", "padding", "dilation", "groups")
 
 
 def convolution_of_numbers(
-    ops: Any, codes: Any, scale: Any, zero: Any, filters: Any, scales: Any, zeros: Any, bias: Any
+    ops: Any, codes: Any, scale: Any, zero_point: Any, filters: Any, scales: Any, zeros: Any, bias: Any
 ) -> Any:
-    """``conv((codes - zero) * scale, (filters - zeros) * scales) + bias``."""
-    image, weight = ops.numbers(codes, scale, zero), ops.numbers_by_output(filters, scales, zeros)
+    """``conv((codes - zero_point) * scale, (filters - zeros) * scales) + bias``."""
+    image, weight = ops.numbers(codes, scale, zero_point), ops.numbers_by_output(filters, scales, zeros)
     return ops.convolution(ops.shared(image), ops.shared(weight), bias)
 
 
@@ -68,7 +68,6 @@ def convolve_codes(graph: IRGraph, multiplies: MultipliesCodes) -> IRGraph:
     Sums of integers are exact; scales and zero points of image and filter become a factor and a term for each output,
     which are made once, when weights are loaded. This comes before what no input reaches is computed.
     """
-    variables = ("codes", "scale", "zero_point", "filters", "scales", "zeros", "bias")
-    equation = pattern(convolution_of_numbers, variables, ("zeros", "bias"))
+    equation = pattern(convolution_of_numbers, ("zeros", "bias"))
     rule = Rule("a convolution of codes", (equation,), partial(_of_codes, multiplies=multiplies))
     return apply(pool_codes(count_codes_from_zero(graph)), rule)

@@ -81,6 +81,5 @@ def merge_coded_linears(graph: IRGraph, pairs_columns: PairsColumns | None = Non
         slices = slices_of(members, output, given.tensors, in_turns)
         return Replacement((weight, linear, *slices), tensors, weights)
 
-    variables = ("x", *_PARTS, "bias")
-    patterns = (pattern(coded_linear, variables, ("zeros", "biases", "codebook", "bias")),)
+    patterns = (pattern(coded_linear, ("zeros", "biases", "codebook", "bias")),)
     return apply(graph, Rule("one product with others of its input", patterns, merged, _form, 2, _obstacle))

@@ -303,11 +303,9 @@ class _Making:
         """How the tensor is made when weights are loaded; None where expressions cannot say it."""
         trace, env = self._traced(in_memory=True)
         made, spec = env[name], self._graph.tensors[name]
-        ref = made.ref
-        assert ref is not None
+        ref = made.placed()
         if not ref.view.same_elements(trace.tensors[ref.tensor].view) or trace.tensors[ref.tensor].source is None:
-            ref = trace.map(made).ref
-            assert ref is not None
+            ref = trace.map(made).placed()
         needed = needed_for(trace.tensors, ref.tensor)
         sources = [index for index in needed if trace.tensors[index].source is None]
         stages: list[Stage] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import inf
 from typing import Any
 
 from npu_compiler.artifact.recipes import IN_TURNS, ONE_AFTER_ANOTHER, WeightRecipe
@@ -17,62 +18,86 @@ from npu_compiler.ops.traits import Work
 from npu_compiler.ops.views import slice_
 from npu_compiler.tensor.layout import BufferSpec, dense
 
-__all__ = ["PairsColumns", "are_paired", "broadcasts", "concatenated", "fuse_attention", "meet_in_pairs"]
-__all__ += ["merge_linears", "merged_linears", "merged_output", "scaled_queries", "share_heads", "slices_of"]
+__all__ = ["PairsColumns", "are_paired", "attention_inputs", "broadcasts", "concatenated", "fuse_attention"]
+__all__ += ["meet_in_pairs", "merge_linears", "merged_linears", "merged_output", "scaled_queries", "scores_of"]
+__all__ += ["share_heads", "slices_of", "weighted"]
+
+
+def scores_of(ops: Any, q: Any, k: Any, scale: Any, scaled: str) -> Any:
+    """``q @ k.T``, ``multiplied`` or ``divided`` by `scale` where `scaled` says so."""
+    scores = ops.matmul(q, ops.transpose(k))
+    if not scaled:
+        return scores
+    return ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+
+
+def weighted(ops: Any, weights: Any, v: Any, cast: bool) -> Any:
+    """``weights @ v``, in the data type of the values where they are `cast`."""
+    return ops.matmul(ops.cast(weights) if cast else weights, v)
 
 
 def attention(ops: Any, q: Any, k: Any, v: Any, scale: Any, mask: Any, *, scaled: str, masked: bool, cast: bool) -> Any:
     """``softmax(q @ k.T * scale + mask) @ v``, as models spell it out."""
-    scores = ops.matmul(q, ops.transpose(k))
-    if scaled:
-        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    scores = scores_of(ops, q, k, scale, scaled)
     if masked:
         scores = ops.add(scores, mask)
-    weights = ops.softmax(scores)
-    return ops.matmul(ops.cast(weights) if cast else weights, v)
+    return weighted(ops, ops.softmax(scores), v, cast)
 
 
 def attention_with_soft_cap(
     ops: Any, q: Any, k: Any, v: Any, scale: Any, cap: Any, mask: Any, *, scaled: str, masked: bool, cast: bool
 ) -> Any:
     """``softmax(tanh(q @ k.T * scale / cap) * cap + mask) @ v``."""
-    scores = ops.matmul(q, ops.transpose(k))
-    if scaled:
-        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    scores = scores_of(ops, q, k, scale, scaled)
     scores = ops.mul(ops.tanh(ops.div(scores, cap)), cap)
     if masked:
         scores = ops.add(scores, mask)
-    weights = ops.softmax(scores)
-    return ops.matmul(ops.cast(weights) if cast else weights, v)
+    return weighted(ops, ops.softmax(scores), v, cast)
 
 
 def _one_kernel(site: Sequence[Match], scene: Scene) -> Replacement | str:
     (match,) = site
-    values, form = match.values, match.form
-    mask = values.get("mask")
-    tensors = match.names("q", "k", "v")
-    if tensors is None or (form["masked"] and not isinstance(mask, str)):
-        return ""  # a number in place of a tensor: other arithmetic that looks alike
-    shapes = [scene.shape(name) for name in tensors]
-    given = ", ".join(str(list(shape)) for shape in shapes)
-    if any(len(shape) != 4 for shape in shapes) or len({shape[:2] for shape in shapes}) != 1:
-        return f"queries, keys and values are {given}, expected four dimensions, of which two are the same"
-    if isinstance(mask, str) and not broadcasts(scene.shape(mask), (*shapes[0][:3], shapes[1][2])):
-        return f"the mask {list(scene.shape(mask))} does not broadcast to the scores of {given}"
-    scaled = scaled_queries(match, scene)
-    if isinstance(scaled, str):
-        return scaled
-    inputs = dict(zip(("query", "key", "value"), (scaled.query, *tensors[1:]), strict=True))
-    if isinstance(mask, str):
-        inputs["attn_mask"] = mask
+    found = attention_inputs(match, scene)
+    if isinstance(found, str):
+        return found
+    inputs, scaled = found
     attrs = {"scale": scaled.factor}
-    op, cap = spelled(scaled_dot_product_attention), values.get("cap")
-    if "cap" in values:
+    op, cap = spelled(scaled_dot_product_attention), match.values.get("cap")
+    if "cap" in match.values:
         if isinstance(cap, str) or not float(cap or 0) > 0:
             return f"its cap '{cap}' is no positive number"
         op, attrs["cap"] = spelled(capped_attention), float(cap or 0)
     node = OpNode(match.root.name, op, inputs, attrs, match.root.outputs)
     return Replacement((*scaled.nodes, node), scaled.tensors)
+
+
+def attention_inputs(
+    match: Match, scene: Scene, most_size: float = inf
+) -> tuple[dict[str, str | tuple[str, ...]], ScaledQueries] | str:
+    """What a node of attention takes in place of what is spelled out: queries, keys, values and a mask; or why it
+    cannot, empty where the arithmetic only looks alike.
+
+    Args:
+        match: Of an equation with ``q``, ``k``, ``v``, ``scale`` and, where it is `masked`, ``mask``.
+        scene: Where it was found.
+        most_size: Of a head.
+    """
+    names, mask = match.names("q", "k", "v"), match.values.get("mask")
+    if names is None or (match.form["masked"] and not isinstance(mask, str)):
+        return ""  # a number in place of a tensor
+    shapes = [scene.shape(name) for name in names]
+    given = ", ".join(str(list(shape)) for shape in shapes)
+    if any(len(shape) != 4 for shape in shapes) or len({shape[:2] for shape in shapes}) != 1:
+        return f"queries, keys and values are {given}, expected four dimensions, of which two are the same"
+    if max(shapes[0][3], shapes[2][3]) > most_size:
+        return f"queries, keys and values are {given}, expected heads of at most {most_size}"
+    if isinstance(mask, str) and not broadcasts(scene.shape(mask), (*shapes[0][:3], shapes[1][2])):
+        return f"the mask {list(scene.shape(mask))} does not broadcast to the scores of {given}"
+    scaled = scaled_queries(match, scene)
+    if isinstance(scaled, str):
+        return scaled
+    inputs: dict[str, str | tuple[str, ...]] = {"query": scaled.query, "key": names[1], "value": names[2]}
+    return inputs | ({"attn_mask": mask} if isinstance(mask, str) else {}), scaled
 
 
 @dataclass(frozen=True)
@@ -116,12 +141,9 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 ATTENTION = Rule(
     "attention by one kernel",
     tuple(
-        pattern(equation, ("q", "k", "v", "scale", *further, "mask"), scaled=scaled, masked=masked, cast=cast)
-        for (equation, further), scaled, masked, cast in product(
-            ((attention, ()), (attention_with_soft_cap, ("cap",))),
-            ("multiplied", "divided", ""),
-            (True, False),
-            (False, True),
+        pattern(equation, scaled=scaled, masked=masked, cast=cast)
+        for equation, scaled, masked, cast in product(
+            (attention, attention_with_soft_cap), ("multiplied", "divided", ""), (True, False), (False, True)
         )
     ),
     _one_kernel,
@@ -167,9 +189,7 @@ def _is_repeated(few: str, many: str, scene: Scene) -> bool:
     )
 
 
-SHARED_HEADS = Rule(
-    "attention of shared heads", (pattern(repeated_heads, ("q", "k", "v", "mask"), ("mask",)),), _shared_heads
-)
+SHARED_HEADS = Rule("attention of shared heads", (pattern(repeated_heads, ("mask",)),), _shared_heads)
 
 
 def share_heads(graph: IRGraph) -> IRGraph:
@@ -220,7 +240,7 @@ def merged_linears(pairs_columns: PairsColumns | None = None) -> Rule:
         slices = slices_of(members, output, scene.graph.tensors, in_turns)
         return Replacement((linear, *slices), tensors, weights)
 
-    patterns = (pattern(a_linear, ("x", "weight", "bias"), ("bias",)),)
+    patterns = (pattern(a_linear, ("bias",)),)
     return Rule("one product with others of its input", patterns, merged, _shared_input, 2, _foreign_parameter)
 
 

@@ -169,20 +169,18 @@ def _folded(site: Sequence[Match], scene: Scene, spreads: bool = False) -> Repla
 
 
 _BY_CHANNEL = ("b", "gain", "shift", "centre", "variance")
-_VARIABLES, _ABSENT = ("x", "w", *_BY_CHANNEL), ("b", "gain", "shift")
+_ABSENT = ("b", "gain", "shift")
 FOLDED_NORM = Rule(
     "a convolution with the BatchNorm in its weights",
-    (pattern(normed_convolution, _VARIABLES, _ABSENT),),
+    (pattern(normed_convolution, _ABSENT),),
     _folded,
 )
 FOLDED_SPREADING = Rule(
     "a transposed convolution with the BatchNorm in its weights",
-    (pattern(normed_spreading, _VARIABLES, _ABSENT),),
+    (pattern(normed_spreading, _ABSENT),),
     partial(_folded, spreads=True),
 )
-FOLDED_LINEAR = Rule(
-    "a linear with the BatchNorm in its weights", (pattern(normed_linear, _VARIABLES, _ABSENT),), _folded
-)
+FOLDED_LINEAR = Rule("a linear with the BatchNorm in its weights", (pattern(normed_linear, _ABSENT),), _folded)
 
 
 def fold_batch_norms(graph: IRGraph) -> IRGraph:

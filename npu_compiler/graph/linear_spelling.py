@@ -33,7 +33,7 @@ def _as_linear(site: Sequence[Match], scene: Scene) -> Replacement | str:
 
 LINEAR = Rule(
     "a linear",
-    tuple(pattern(product_of_turned, ("x", "weight", "bias"), has_bias=has_bias) for has_bias in (True, False)),
+    tuple(pattern(product_of_turned, has_bias=has_bias) for has_bias in (True, False)),
     _as_linear,
 )
 
@@ -56,7 +56,7 @@ def _of_whole(site: Sequence[Match], scene: Scene) -> Replacement | str:
     return Replacement((replace(inner, inputs={**inner.inputs, "input": names[0]}, outputs=back.outputs),))
 
 
-OF_WHOLE = Rule("a linear of all dimensions", (pattern(linear_of_rows, ("x", "weight", "bias"), ("bias",)),), _of_whole)
+OF_WHOLE = Rule("a linear of all dimensions", (pattern(linear_of_rows, ("bias",)),), _of_whole)
 
 
 def spell_linears(graph: IRGraph) -> IRGraph:

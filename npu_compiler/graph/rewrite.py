@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from inspect import signature
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -157,17 +158,15 @@ class Rule:
     obstacle: Callable[[Match, Scene], str] = _nothing
 
 
-def pattern(
-    equation: Callable[..., Operation], variables: Sequence[str], optional: Sequence[str] = (), **form: Any
-) -> Pattern:
+def pattern(equation: Callable[..., Operation], optional: Sequence[str] = (), **form: Any) -> Pattern:
     """Traces an equation into a pattern.
 
     Args:
-        equation: It takes a namespace of operations and its variables.
-        variables: Names of its variables.
-        optional: Those of them that may be absent.
-        form: Options of the equation.
+        equation: It takes a namespace of operations, then its variables, which go by the names of its parameters.
+        optional: The variables that may be absent.
+        form: Options of the equation, which it takes by name alone.
     """
+    _, *variables = (each.name for each in signature(equation).parameters.values() if each.kind != each.KEYWORD_ONLY)
     return Pattern(equation(PatternOps(), *(Variable(v, v in optional) for v in variables), **form), form)
 
 

@@ -12,7 +12,7 @@ from itertools import product
 from math import isfinite, prod, sqrt
 from typing import Any
 
-from npu_compiler.graph.fusion_patterns import broadcasts, scaled_queries
+from npu_compiler.graph.fusion_patterns import broadcasts, scaled_queries, scores_of, weighted
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.attention import scaled_dot_product_attention
@@ -33,16 +33,13 @@ def windowed_attention(
     twice: bool, cast: bool,
 ) -> Any:  # fmt: skip
     """``softmax(unview(view(q @ k.T * scale + bias) + mask + further)) @ v``."""
-    scores = ops.matmul(q, ops.transpose(k))
-    if scaled:
-        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    scores = scores_of(ops, q, k, scale, scaled)
     if biased:
         scores = ops.add(scores, bias)
     scores = ops.add(ops.reshape(scores), mask)
     if twice:
         scores = ops.add(scores, further)
-    weights = ops.softmax(ops.reshape(scores))
-    return ops.matmul(ops.cast(weights) if cast else weights, v)
+    return weighted(ops, ops.softmax(ops.reshape(scores)), v, cast)
 
 
 def _under_the_view(site: Sequence[Match], scene: Scene) -> Replacement | str:
@@ -199,17 +196,14 @@ class _Making:
 WINDOWED = Rule(
     "attention by one kernel",
     tuple(
-        pattern(
-            windowed_attention, ("q", "k", "v", "scale", "bias", "mask", "further"),
-            scaled=scaled, biased=biased, twice=twice, cast=cast,
-        )
+        pattern(windowed_attention, scaled=scaled, biased=biased, twice=twice, cast=cast)
         for twice, biased, scaled, cast in product((True, False), (True, False), _SCALED, (False, True))
     ),
     _under_the_view,
-)  # fmt: skip
+)
 REPEATED_MASKS = Rule(
     "attention with masks that are not repeated",
-    tuple(pattern(repeated_masks, ("q", "k", "v", "bias", "few"), biased=biased) for biased in (True, False)),
+    tuple(pattern(repeated_masks, biased=biased) for biased in (True, False)),
     _with_fewer_masks,
 )
 
@@ -246,10 +240,7 @@ def _scaling_more(site: Sequence[Match], scene: Scene) -> Replacement | str:
 
 SCALED_SCORES = Rule(
     "attention that scales its scores",
-    tuple(
-        pattern(attention_of_multiples, ("q", "k", "v", "mask", "factor"), ("mask",), viewed=viewed)
-        for viewed in (False, True)
-    ),
+    tuple(pattern(attention_of_multiples, ("mask",), viewed=viewed) for viewed in (False, True)),
     _scaling_more,
 )
 

@@ -16,7 +16,7 @@ from npu_compiler.lowering.problems.build import problem_of
 from npu_compiler.lowering.problems.forms import Computed, Dequantised
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.tensor.expr import Expr, Load, Ref, children, has_reduce, leaves, reindex, substitute
+from npu_compiler.tensor.expr import Expr, Load, children, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.trace import Anchor, Beside, Map, TracedTensor
 
@@ -68,10 +68,8 @@ def _activation(result: TracedTensor, tensors: Sequence[TracedTensor], loads: Lo
     left, right = (_codes(operand, place, tensors) for place, operand in enumerate(problem.operands))
     if left is None or right is None or not isinstance(left.tensor.source, Map):
         return None
-    alone = Group(result, problem, Load(Ref(result.index, result.view), result.dtype), result.shape, result.view, ())
-    if not loads(alone, 1, right):
-        return None
-    return left if loads(replace(alone, problem=problem.with_operand(1, right)), 0, left) else None
+    alone = Group.of(problem)
+    return left if loads(alone, 1, right) and loads(alone.loading(1, right), 0, left) else None
 
 
 def _codes(operand: Operand, position: int, tensors: Sequence[TracedTensor]) -> Dequantised | None:
@@ -96,10 +94,7 @@ def _scales_of(codes: Dequantised, tensors: Sequence[TracedTensor]) -> int | Non
 
 
 def _stored_beside(trace: Trace, codes: TracedTensor, scales: TracedTensor) -> int:
-    source = Beside(Ref(codes.index, codes.view))
-    ref = trace.add(scales.name, scales.shape, scales.dtype, scales.role, source).ref
-    assert ref is not None
-    return ref.tensor
+    return trace.add(scales.name, scales.shape, scales.dtype, scales.role, Beside(codes.ref)).placed().tensor
 
 
 def _read_stored(trace: Trace, numbers: int, scales: RowScales) -> None:
@@ -128,7 +123,7 @@ def with_scales_beside(
         if made is not None and has_reduce(made):
             result[scales.codes] = [replace(group, beside=(stored, made))]
         else:
-            whole = Load(Ref(scales.scales, tensors[scales.scales].view), stored.dtype)
+            whole = tensors[scales.scales].load
             result[scales.stored] = [Group(stored, None, whole, stored.shape, stored.view, group.nodes)]
     return result
 

@@ -17,9 +17,10 @@ from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.params import ParamStruct, ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 
-__all__ = ["Epilogue", "KernelWriter", "definitions", "function", "pointer_arguments", "pointer_parameters"]
+__all__ = ["Epilogue", "KernelWriter", "definitions", "function"]
+__all__ += ["pointer_arguments", "pointer_macros", "pointer_parameters"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Epilogue:
     macros: Mapping[str, object] = field(default_factory=dict)
 
     @cached_property
-    def values(self) -> Mapping[str, int]:
-        """The parameters of the functions."""
+    def parameters(self) -> Mapping[str, int]:
+        """Those of the functions."""
         return self.found.values
 
     @cached_property
@@ -61,11 +62,13 @@ class KernelWriter(ABC):
 
     Attributes:
         package: The target's package, whose folder ``kernels`` holds the files.
+        dialect: The language that they are written in.
         prologue_last: Whether what a prologue reads is bound behind what the epilogue reads, and so are its parameters;
             else it takes the place of the input that it computes.
     """
 
     package: str
+    dialect: Dialect
     prologue_last: bool = False
 
     def file(self, name: str) -> str:
@@ -88,45 +91,32 @@ class KernelWriter(ABC):
 
     def launch(self, launch: Launch, fused: Epilogue, lowering: Lowering) -> KernelCall:
         """A launch that computes a group."""
-        prologues = launch.prologues.values()
-        generated = [*(prologue.values for prologue in prologues), fused.values]
-        if self.prologue_last:
-            generated = [generated[-1], *generated[:-1]]
-        values = {**launch.values, **{name: value for values in generated for name, value in values.items()}}
-        params = _struct(launch.template, tuple(values))
-        return KernelCall(
-            label=" + ".join(fused.group.nodes),
-            kernel=self.number(launch, self.source(launch, params.declaration, fused), lowering),
-            args=self._arguments(launch, fused),
-            params=params.pack(values),
-            grid=launch.grid,
-            block=launch.threads,
-            flops=launch.flops + round((fused.flops + sum(each.flops for each in prologues)) * launch.share),
-            nbytes=round(traffic_of(fused.group, lowering.tensors) * launch.share),
-            shared_bytes=launch.shared,
-            extension=launch.extension,
-        )
+        nbytes = round(traffic_of(fused.group, lowering.tensors) * launch.share)
+        return self._call(launch, fused, " + ".join(fused.group.nodes), nbytes, lowering)
 
     def launch_alone(self, launch: Launch, label: str, nbytes: int, lowering: Lowering) -> KernelCall:
         """A launch of a kernel without an epilogue, which stores its results to the launch's outputs."""
-        prologues = launch.prologues.values()
-        values = {**launch.values, **{name: value for each in prologues for name, value in each.values.items()}}
+        return self._call(launch, None, label, nbytes, lowering)
+
+    def _call(self, launch: Launch, fused: Epilogue | None, label: str, nbytes: int, lowering: Lowering) -> KernelCall:
+        generated: list[Prologue | Epilogue] = [*launch.prologues.values()]
+        if fused is not None:
+            generated.insert(0 if self.prologue_last else len(generated), fused)
+        values = {**launch.values, **{name: value for each in generated for name, value in each.parameters.items()}}
         params = _struct(launch.template, tuple(values))
+        stored = launch.outputs.values() if fused is None else fused.arguments
         return KernelCall(
             label=label,
-            kernel=self.number(launch, self.source(launch, params.declaration), lowering),
-            args=(*self._inputs(launch), *launch.outputs.values(), *self._read_last(launch)),
+            kernel=self.number(launch, self.source(launch, params.declaration, fused), lowering),
+            args=(*self._inputs(launch), *stored, *self._read_last(launch)),
             params=params.pack(values),
             grid=launch.grid,
             block=launch.threads,
-            flops=launch.flops + sum(each.flops for each in prologues),
+            flops=launch.flops + round(sum(each.flops for each in generated) * launch.share),
             nbytes=nbytes,
             shared_bytes=launch.shared,
             extension=launch.extension,
         )
-
-    def _arguments(self, launch: Launch, fused: Epilogue) -> tuple[Argument, ...]:
-        return (*self._inputs(launch), *fused.arguments, *self._read_last(launch))
 
     def _read_last(self, launch: Launch) -> list[Argument]:
         """What prologues read, where that is bound last."""
@@ -170,6 +160,12 @@ def pointer_parameters(operands: Operands, dialect: Dialect) -> str:
     """Parameters for the operands' pointers ``e0``, ``e1``... (after their prefix), each with a comma after it."""
     kinds = (dialect.pointer_to(dtype) for _, dtype in operands.pointers)
     return "".join(f"{kind} {operands.prefix}e{number}, " for number, kind in enumerate(kinds))
+
+
+def pointer_macros(name: str, operands: Operands, dialect: Dialect) -> dict[str, object]:
+    """The macros ``name_PARAMETERS`` and ``name_ARGUMENTS``, by which a kernel's file declares and passes pointers."""
+    parameters, arguments = pointer_parameters(operands, dialect), pointer_arguments(operands)
+    return {f"{name}_PARAMETERS": parameters, f"{name}_ARGUMENTS": arguments}
 
 
 def pointer_arguments(operands: Operands) -> str:

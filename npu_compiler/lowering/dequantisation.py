@@ -7,7 +7,7 @@ they are, and multiply once for each result.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.lowering.dialect import Dialect, Printer
@@ -18,7 +18,22 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.schedule import needed_groups
 from npu_compiler.lowering.value import MAX_READS
-from npu_compiler.tensor.expr import Call, Const, Expr, Iota, Load, Ref, leaves, reindex, substitute, walk
+from npu_compiler.records import changed
+from npu_compiler.tensor.expr import (
+    Call,
+    Const,
+    Expr,
+    Iota,
+    Load,
+    Ref,
+    leaves,
+    moves,
+    reindex,
+    substitute,
+    varies,
+    walk,
+)
+from npu_compiler.tensor.rounded import under_casts
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
@@ -40,9 +55,10 @@ def as_codes(computed: Computed, position: int, tensors: Sequence[TracedTensor])
     if computed.is_of_rows:
         return None
     expr, scale = _factored(computed.expr, shape, k)
-    codes = [load for load in leaves(expr) if _moves(load, shape, k)]
+    codes = [load for load in leaves(expr) if moves(load, shape, (k,))]
     rest = [leaf for leaf in walk(expr) if isinstance(leaf, Load | Iota) and leaf not in codes]
-    if len(codes) != 1 or not expr.dtype.is_float or not _are_of_rows(rest, shape, position):
+    others = [dim for dim in range(len(shape)) if dim != len(shape) - 2 + position]
+    if len(codes) != 1 or not expr.dtype.is_float or any(moves(leaf, shape, others) for leaf in rest):
         return None
     (code,) = codes
     ref = code.ref if code.ref.view.shape == shape else code.ref.apply(("expand", shape))
@@ -80,9 +96,8 @@ def coded_parts(expr: Expr, shape: tuple[int, ...]) -> tuple[DType, Load, Load] 
         expr: Over `shape`, whose last dimension is a row.
         shape: Of what it computes.
     """
-    number, scale = _factored(expr, shape, len(shape) - 1)
-    while isinstance(scale, Call) and scale.fn == "cast" and scale.dtype.is_float:
-        (scale,) = scale.args
+    number, factor = _factored(expr, shape, len(shape) - 1)
+    scale = None if factor is None else under_casts(factor)
     if not isinstance(scale, Load) or not scale.dtype.is_float:
         return None
     kinds = {code: kind for code in leaves(number) if (kind := kind_of_codes(number, code)) is not None}
@@ -140,9 +155,9 @@ def _factored(expr: Expr, shape: tuple[int, ...], k: int) -> tuple[Expr, Expr | 
         if expr.fn not in ("mul", "div") or not expr.dtype.is_float:
             break
         left, right = expr.args
-        if expr.fn == "mul" and not _varies(left, shape, k):
+        if expr.fn == "mul" and not varies(left, shape, (k,)):
             left, right = right, left
-        if _varies(right, shape, k) or not _varies(left, shape, k):
+        if varies(right, shape, (k,)) or not varies(left, shape, (k,)):
             break
         if scale is None:
             scale = right if expr.fn == "mul" else Call("div", (Const(1.0, FLOAT32), right), FLOAT32)
@@ -152,22 +167,6 @@ def _factored(expr: Expr, shape: tuple[int, ...], k: int) -> tuple[Expr, Expr | 
     return expr, scale
 
 
-def _varies(expr: Expr, shape: tuple[int, ...], dim: int) -> bool:
-    return any(_moves(leaf, shape, dim) for leaf in walk(expr) if isinstance(leaf, Load | Iota))
-
-
-def _moves(leaf: Load | Iota, shape: tuple[int, ...], dim: int) -> bool:
-    """Whether a leaf reads something else from one position of a dimension to the next."""
-    view = (leaf.ref.view if isinstance(leaf, Load) else leaf.view).expand(shape)
-    return shape[dim] > 1 and view.strides[dim] != 0
-
-
-def _are_of_rows(leaves_: list[Load | Iota], shape: tuple[int, ...], position: int) -> bool:
-    """Whether leaves move along rows or columns alone, not along a batch."""
-    row = len(shape) - 2 + position
-    return not any(_moves(leaf, shape, dim) for leaf in leaves_ for dim in range(len(shape)) if dim != row)
-
-
 def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Group | None:
     """A group around a product whose operand is loaded as codes; its epilogue multiplies by their scale.
 
@@ -175,8 +174,7 @@ def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Grou
         The group, or None where the epilogue cannot say the scale, or would read too many tensors.
     """
     assert isinstance(group.problem, Product)
-    problem = group.problem.with_operand(position, operand)
-    scaled = replace(group, problem=problem)
+    problem, scaled = group.problem, group.loading(position, operand)
     if operand.scale is not None:
         k = len(operand.shape) - 1 - position
         steps = (("slice", (k, 0, 1, 1)), ("expand", problem.shape))
@@ -188,7 +186,7 @@ def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Grou
         products: dict[Expr, Expr] = {
             load: Call("mul", (load, factor), FLOAT32) for load, factor in factors.items() if factor is not None
         }
-        scaled = replace(scaled, expr=substitute(group.expr, products.get))
+        scaled = changed(scaled, expr=substitute(group.expr, products.get))
     return scaled if len(scaled.reads()) <= MAX_READS else None
 
 

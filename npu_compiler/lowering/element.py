@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import function, pointer_macros, pointer_parameters
 from npu_compiler.lowering.dialect import Dialect, Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
@@ -17,7 +17,7 @@ from npu_compiler.lowering.problems.scan import Scan
 from npu_compiler.lowering.problems.sort import Sort
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Prologue
-from npu_compiler.tensor.expr import Expr, Load
+from npu_compiler.tensor.expr import Expr
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
@@ -97,16 +97,10 @@ def element_prologue(operand: Operand, lowering: Lowering, dialect: Dialect) -> 
     Raises:
         OpRefusal: What it reads is too large.
     """
-    expr = operand.expr if isinstance(operand, Computed) else Load(operand.ref, operand.dtype)
-    made = element_function("element", expr, operand.shape, lowering.tensors, "s", dialect)
-    pointers = pointer_parameters(made.operands, dialect)
+    made = element_function("element", operand.element, operand.shape, lowering.tensors, "s", dialect)
     return Prologue(
         (made.operands,),
-        values=dict(made.operands.fields),
-        macros={
-            "SOURCE_PARAMETERS": pointers,
-            "SOURCE_ARGUMENTS": pointer_arguments(made.operands),
-        },
-        text=made.text(pointers, dialect),
-        flops=flops_of([expr], prod(operand.shape)),
+        macros=pointer_macros("SOURCE", made.operands, dialect),
+        text=made.text(pointer_parameters(made.operands, dialect), dialect),
+        flops=flops_of([operand.element], prod(operand.shape)),
     )

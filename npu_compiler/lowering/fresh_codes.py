@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from npu_compiler.dtypes import FLOAT32, INT32
@@ -10,38 +9,36 @@ from npu_compiler.lowering.cache_codes import Coded
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.paging import unnumbered
 from npu_compiler.lowering.problems.forms import FreshCodes
+from npu_compiler.lowering.schedule import Dataflow
 from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE, encoded_number
 from npu_compiler.tensor.expr import Call, Const, Expr, Load, Reduce, leaves, reindex, substitute
+from npu_compiler.tensor.rounded import under_casts
 from npu_compiler.tensor.view import Step
 
 __all__ = ["with_fresh_codes"]
 _ONE = Const(1.0, FLOAT32)
 
 
-def with_fresh_codes(
-    operand: Coded, groups: Mapping[int, list[Group]], readers: Mapping[int, int], outputs: Collection[int]
-) -> tuple[Coded, list[int]] | None:
+def with_fresh_codes(operand: Coded, flow: Dataflow) -> tuple[Coded, list[int]] | None:
     """Codes with the rows that are new among them, where nothing but the operand and the caches takes these.
 
     Args:
         operand: Codes that a scatter leaves, and scales that another one leaves.
-        groups: What computes each tensor.
-        readers: How many groups read each tensor.
-        outputs: Tensors that must be stored all the same; the two scatters may be among them.
+        flow: What computes and what reads each tensor; the two scatters may be among its outputs.
 
     Returns:
         The operand, and the tensors whose groups its launch takes the place of; None where it is something else.
     """
-    stored = [_alone(groups, readers, index, 1) for index in (operand.tensor.index, operand.scale.tensor.index)]
+    stored = [_alone(flow, index, 1) for index in (operand.tensor.index, operand.scale.tensor.index)]
     codes, scales = stored
     if codes is None or scales is None or codes.index is None or scales.index is None:
         return None
-    product, scale = _rounded(codes.expr, operand), _bare(scales.expr)
+    product, scale = _rounded(codes.expr, operand), under_casts(scales.expr)
     if not isinstance(product, Call) or product.fn != "mul" or not isinstance(scale, Load):
         return None
     numbers, inverse = product.args
-    rounding = _alone(groups, readers, scale.ref.tensor, 2)
-    if rounding is None or scale.ref.tensor in outputs or not _inverts(inverse, rounding):
+    rounding = _alone(flow, scale.ref.tensor, 2)
+    if rounding is None or scale.ref.tensor in flow.outputs or not _inverts(inverse, rounding):
         return None
     if not scale.ref.view.same_elements(rounding.output.view) or numbers != _rows_of(rounding.expr, operand):
         return None
@@ -50,8 +47,8 @@ def with_fresh_codes(
     stages: list[tuple[Group, ...]] = [(rounding,), (codes, scales)]
     taken = [codes.output.index, scales.output.index, rounding.output.index]
     loads = [*dict.fromkeys(leaves(numbers))]
-    made = _alone(groups, readers, loads[0].ref.tensor, 2) if len(loads) == 1 else None
-    if made is not None and made.output.index not in outputs and made.is_elementwise and made.index is None:
+    made = _alone(flow, loads[0].ref.tensor, 2) if len(loads) == 1 else None
+    if made is not None and made.output.index not in flow.outputs and made.is_elementwise and made.index is None:
         given: tuple[Step, ...] = () if made.shape == made.output.shape else (("reshape", made.output.shape),)
         seen = reindex(made.expr, made.shape, (*given, *loads[0].ref.steps))
         if seen is not None:
@@ -63,11 +60,11 @@ def with_fresh_codes(
     return replace(operand, fresh=fresh), taken
 
 
-def _alone(groups: Mapping[int, list[Group]], readers: Mapping[int, int], tensor: int, count: int) -> Group | None:
+def _alone(flow: Dataflow, tensor: int, count: int) -> Group | None:
     """What computes a tensor that so many groups read, where it is one kernel."""
-    makers = groups.get(tensor, [])
-    fits = len(makers) == 1 and readers.get(tensor) == count and makers[0].problem is None and not makers[0].beside
-    return makers[0] if fits else None
+    made = flow.maker(tensor)
+    fits = made is not None and flow.readers[tensor] == count and made.problem is None and not made.beside
+    return made if fits else None
 
 
 def _rounded(code: Expr, operand: Coded) -> Expr | None:
@@ -78,12 +75,6 @@ def _rounded(code: Expr, operand: Coded) -> Expr | None:
         return None
     (whole,) = code.args
     return whole.args[0] if isinstance(whole, Call) and whole.fn == "rint" else None
-
-
-def _bare(expr: Expr) -> Expr:
-    while isinstance(expr, Call) and expr.fn == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
-        (expr,) = expr.args
-    return expr
 
 
 def _inverts(expr: Expr, rounding: Group) -> bool:

@@ -19,7 +19,8 @@ from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.tensor.coded import decoded
 from npu_compiler.tensor.evaluate import evaluate
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex, walk
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex, varies, walk
+from npu_compiler.tensor.rounded import under_casts
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import Step, View
 
@@ -59,11 +60,11 @@ class _Reader:
 
     def form(self) -> GroupedCodes | None:
         """The operand, if every part of its expression is one of the form's."""
-        expr, biases = self._factor(_rounded(self.computed.expr), "add")
-        expr, scales = self._factor(_rounded(expr), "mul")
+        expr, biases = self._factor(under_casts(self.computed.expr), "add")
+        expr, scales = self._factor(under_casts(expr), "mul")
         if scales is None or not scales.load.dtype.is_float:
             return None
-        expr, zero, zeros = self._zero(_rounded(expr))
+        expr, zero, zeros = self._zero(under_casts(expr))
         codes = self._codes(expr)
         if codes is None:
             return None
@@ -215,15 +216,10 @@ class _Reader:
 
     def _along(self, expr: Expr, dim: int) -> _Places | None:
         """An expression that depends on the position along one dimension alone, at each of these."""
-        for leaf in walk(expr):
-            if isinstance(leaf, Iota):
-                strides = leaf.view.expand(self.shape).strides
-                sizes = enumerate(zip(strides, self.shape, strict=True))
-                if any(stride and n > 1 for d, (stride, n) in sizes if d != dim):
-                    return None
-            elif not isinstance(leaf, Call | Const):
-                return None
-        steps: list[Step] = [("slice", (d, 0, 1, 1)) for d in range(len(self.shape)) if d != dim]
+        others = [d for d in range(len(self.shape)) if d != dim]
+        if not all(isinstance(node, Iota | Call | Const) for node in walk(expr)) or varies(expr, self.shape, others):
+            return None
+        steps: list[Step] = [("slice", (d, 0, 1, 1)) for d in others]
         line = reindex(expr, self.shape, (*steps, ("reshape", (self.shape[dim],))))
         if line is None:
             return None
@@ -273,13 +269,6 @@ class _Reader:
             strides[dim] = int(places[size]) if size < len(places) else 0
         tensor = self.tensors[part.load.ref.tensor]
         return Operand(tensor, Ref(tensor.index, View(tuple(shape), tuple(strides), view.offset)))
-
-
-def _rounded(expr: Expr) -> Expr:
-    """What an expression is before conversions that only round."""
-    while isinstance(expr, Call) and expr.fn == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
-        expr = expr.args[0]
-    return expr
 
 
 def _bare(expr: Expr) -> Expr:

@@ -8,7 +8,7 @@ RMSNorm, softmax or add+ReLU are what these rules give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -25,7 +25,7 @@ from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.rounded import simplified
 from npu_compiler.tensor.symbolic import OpRefusal, Trace
-from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor
+from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor, users_of
 from npu_compiler.tensor.view import View
 
 __all__ = ["Group", "Loads", "group", "takes_pairs"]
@@ -63,6 +63,12 @@ class Group:
     added: Added | None = None
     beside: tuple[TracedTensor, Expr] | None = None
 
+    @classmethod
+    def of(cls, problem: Problem) -> Group:
+        """A problem alone, whose results are stored as they are."""
+        result = problem.result
+        return cls(result, problem, result.load, result.shape, result.view, ())
+
     @cached_property
     def pairs(self) -> int:
         """2 where the epilogue combines two neighbouring columns of a product: the problem's result has twice the
@@ -88,6 +94,15 @@ class Group:
             problem.check()
         if problems and self.output.layout.size >= MAX_ELEMENTS:
             raise OpRefusal(f"the result has {self.output.layout.size} elements, more than kernels address (2^31)")
+
+    def loading(self, position: int, operand: Operand) -> Group:
+        """The same group, with another form of an operand of its problem."""
+        assert self.problem is not None
+        return changed(self, problem=self.problem.with_operand(position, operand))
+
+    def after(self, nodes: Iterable[str]) -> Group:
+        """The same group, which covers further nodes ahead of its own."""
+        return changed(self, nodes=tuple(dict.fromkeys((*nodes, *self.nodes))))
 
     def apart(self) -> tuple[Group, ...]:
         """Groups that store one tensor each: this one, and what it stores beside its own."""
@@ -138,9 +153,7 @@ def takes_pairs(result: TracedTensor, tensors: Sequence[TracedTensor], loads: Lo
     problem = problem_of(result, tensors)
     if not isinstance(problem, Product) or result.shape[-1] % 2:
         return False
-    ref = Ref(result.index, result.view)
-    alone = Group(result, problem, Load(ref, result.dtype), result.shape, result.view, ())
-    return loads(alone, len(problem.operands), Paired(result, ref))
+    return loads(Group.of(problem), len(problem.operands), Paired(result, result.ref))
 
 
 def group(trace: Trace, outputs: Collection[int], in_place: Collection[int], loads: Loads) -> dict[int, list[Group]]:
@@ -163,14 +176,12 @@ class _Grouping:
     def __init__(self, trace: Trace, outputs: set[int], in_place: Collection[int], loads: Loads) -> None:
         self.tensors, self.in_place, self.loads = trace.tensors, in_place, loads
         self.values: dict[int, Value] = {}
-        self.users: dict[int, set[int]] = {}
         self.computed_in: dict[int, int] = {}  # tensor -> the one tensor whose kernel computes it, instead of its own
         self.stored = outputs  # tensors that must be in memory
         self.needed = _needed(self.tensors, outputs)
+        self.users = users_of(self.needed)
         self.problems: dict[int, Problem] = {}  # by the index of their result
         for tensor in self.needed:
-            for ref in tensor.operands():
-                self.users.setdefault(ref.tensor, set()).add(tensor.index)
             if isinstance(tensor.source, Anchor):
                 self.stored.update(ref.tensor for ref in tensor.source.operands)
                 if not takes_epilogue(tensor.source.kind):
@@ -190,9 +201,8 @@ class _Grouping:
                 index = self._with_inlined_operands(tensor, source.index, source.shape, MAX_READS - len(value.reads))
                 self.values[tensor.index] = changed(value, index=index.expr, reads=value.reads | index.reads)
             elif isinstance(source, Anchor):
-                itself = Load(Ref(tensor.index, tensor.view), tensor.dtype)
                 reads = frozenset((tensor.index, *(ref.tensor for ref in source.operands)))
-                self.values[tensor.index] = Value(itself, tensor.shape, (tensor.name,), reads, anchor=tensor)
+                self.values[tensor.index] = Value(tensor.load, tensor.shape, (tensor.name,), reads, anchor=tensor)
         return {index: self._as_groups(self.tensors[index], value) for index, value in self.values.items()}
 
     def _rows_beside(self, scatter: Scatter) -> Iterator[int]:

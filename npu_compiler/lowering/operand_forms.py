@@ -20,9 +20,8 @@ from npu_compiler.lowering.problems.forms import CodedPages, Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_alignment import realign_rows
-from npu_compiler.lowering.schedule import needed_groups, readers_of
+from npu_compiler.lowering.schedule import Dataflow
 from npu_compiler.lowering.value import MAX_READS
-from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, reindex
 from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.trace import LayoutRule, TracedTensor
@@ -62,55 +61,40 @@ def with_operand_forms(
         outputs: Tensors that must be stored all the same.
         loads: Whether a group's launches can load an operand of a form.
     """
-    readers = readers_of(groups, outputs)
-    result = dict(groups)
-    for group in needed_groups(groups, outputs):
+    flow, result = Dataflow(groups, outputs), dict(groups)
+    for group in flow.needed:
         if group.problem is None:
             continue
-        current, nodes = _with_codes(group, groups, tensors, loads)
+        current, nodes = _with_codes(group, flow, tensors, loads)
         assert current.problem is not None
         for position, operand in enumerate(current.problem.operands):
-            index = operand.tensor.index
-            makers = groups.get(index, [])
-            is_alone = readers.get(index) == 1 and group.times_read(index) == 1
-            if type(operand) is not Operand or not is_alone or len(makers) != 1:
-                continue
-            forms = _forms(operand, makers[0], index in outputs, position, tensors)
+            made = flow.private_maker(operand.tensor.index, group) if type(operand) is Operand else None
+            forms = () if made is None else _forms(operand, made, flow, position, tensors)
             form = next((form for form in forms if loads(current, position, form)), None)
-            if form is None:
+            if made is None or form is None:
                 continue
-            current = _loading(current, position, form)
-            nodes += makers[0].nodes
-            del result[index]
-            fresh = _with_fresh(form, groups, readers, outputs, tensors)
+            current, taken = current.loading(position, form), [made.output.index]
+            nodes += made.nodes
+            fresh = _with_fresh(form, flow, tensors)
             if fresh is not None and loads(current, position, fresh[0]):
-                current = _loading(current, position, fresh[0])
+                current = current.loading(position, fresh[0])
                 nodes += fresh[1]
-                for taken in fresh[2]:
-                    del result[taken]
+                taken += fresh[2]
+            for index in taken:
+                del result[index]
         if nodes:
-            result[group.output.index] = [changed(current, nodes=tuple(dict.fromkeys((*nodes, *group.nodes))))]
+            result[group.output.index] = [current.after(nodes)]
     return result
 
 
-def _loading(group: Group, position: int, operand: Operand) -> Group:
-    """The group with another form of an operand."""
-    assert group.problem is not None
-    return changed(group, problem=group.problem.with_operand(position, operand))
-
-
 def _with_fresh(
-    form: Operand,
-    groups: Mapping[int, list[Group]],
-    readers: Mapping[int, int],
-    outputs: Collection[int],
-    tensors: Sequence[TracedTensor],
+    form: Operand, flow: Dataflow, tensors: Sequence[TracedTensor]
 ) -> tuple[Operand, tuple[str, ...], Sequence[int]] | None:
     """A form with what is new among its rows, the nodes that write this, and the tensors whose groups it replaces; None
     where nothing is new.
     """
     if is_coded(form):
-        rounded = with_fresh_codes(form, groups, readers, outputs)
+        rounded = with_fresh_codes(form, flow)
         if rounded is None:
             return None
         coded, taken = rounded
@@ -118,46 +102,68 @@ def _with_fresh(
         if isinstance(coded, CodedPages) and not are_coded_rows(coded, tensors):
             return None
         return coded, coded.fresh.nodes, taken
-    pool = form.tensor.index
-    writers = groups.get(pool, [])
-    fresh = with_fresh_rows(form, writers[0], tensors) if len(writers) == readers.get(pool) == 1 else None
-    return None if fresh is None else (fresh, writers[0].nodes, [pool])
+    writer = flow.maker(form.tensor.index) if flow.readers[form.tensor.index] == 1 else None
+    fresh = None if writer is None else with_fresh_rows(form, writer, tensors)
+    return None if writer is None or fresh is None else (fresh, writer.nodes, [writer.output.index])
 
 
-def _with_codes(
-    group: Group, groups: Mapping[int, list[Group]], tensors: Sequence[TracedTensor], loads: Loads
-) -> tuple[Group, list[str]]:
+def _with_codes(group: Group, flow: Dataflow, tensors: Sequence[TracedTensor], loads: Loads) -> tuple[Group, list[str]]:
     """The group with operands loaded as codes, whoever else reads what these are made into; and the nodes it covers so.
 
     They come first: where a matrix lies as it is stored decides what a kernel can compute ahead of the product.
     """
-    operands = group.problem.operands if isinstance(group.problem, Product) else ()
-    both = _with_both_codes(group, groups, tensors, loads) if len(operands) == 2 else None
+    nodes: list[str] = []
+    if not isinstance(group.problem, Product):
+        return group, nodes
+    both = _with_both_codes(group, group.problem, flow, tensors, loads)
     if both is not None:
         return both
-    nodes: list[str] = []
-    for position, operand in enumerate(operands):
-        makers = groups.get(operand.tensor.index, [])
-        made = _form(operand, makers[0], False) if len(makers) == 1 else None
-        if not isinstance(made, Computed) or group.problem is None:
+    for position, operand in enumerate(group.problem.operands):
+        made = _computed(operand, flow)
+        if made is None:
             continue
         grouped = as_grouped_codes(made, position, tensors)
         if grouped is not None and loads(group, position, grouped):
-            loading = _loading(group, position, grouped)
+            loading = group.loading(position, grouped)
             if len(loading.reads()) <= MAX_READS:
-                group, nodes = loading, [*nodes, *makers[0].nodes]
+                group, nodes = loading, [*nodes, *made.made.nodes]
                 continue
         codes = as_codes(made, position, tensors)
-        if codes is not None and loads(group, position, codes):
-            scaled = with_scale_behind(group, position, codes)
-            group, nodes = (group, nodes) if scaled is None else (scaled, [*nodes, *makers[0].nodes])
+        scaled = with_scale_behind(group, position, codes) if codes and loads(group, position, codes) else None
+        if scaled is not None:
+            group, nodes = scaled, [*nodes, *made.made.nodes]
     return group, nodes
 
 
+def _with_both_codes(
+    group: Group, product: Product, flow: Dataflow, tensors: Sequence[TracedTensor], loads: Loads
+) -> tuple[Group, list[str]] | None:
+    """The same for a product of codes by codes, if the target multiplies these; it is asked for the right matrix, a
+    weight, first.
+    """
+    nodes: list[str] = []
+    for position, operand in reversed([*enumerate(product.operands)]):
+        made = _computed(operand, flow)
+        codes = None if made is None else as_codes(made, position, tensors)
+        scaled = with_scale_behind(group, position, codes) if codes and loads(group, position, codes) else None
+        if made is None or scaled is None:
+            return None
+        group, nodes = scaled, [*nodes, *made.made.nodes]
+    return group, nodes
+
+
+def _computed(operand: Operand, flow: Dataflow) -> Computed | None:
+    """An operand as what computes it, whoever else reads that."""
+    made = flow.maker(operand.tensor.index)
+    form = None if made is None else _form(operand, made, False)
+    return form if isinstance(form, Computed) else None
+
+
 def _forms(
-    operand: Operand, made: Group, is_output: bool, position: int, tensors: Sequence[TracedTensor]
+    operand: Operand, made: Group, flow: Dataflow, position: int, tensors: Sequence[TracedTensor]
 ) -> Iterator[Operand]:
     """The forms of an operand that a group makes, the best ones first."""
+    is_output = made.output.index in flow.outputs
     pages = None if is_output else as_pages(operand, made, position, tensors)
     if pages is not None:
         yield pages
@@ -167,27 +173,6 @@ def _forms(
         yield coded
     if form is not None:
         yield form
-
-
-def _with_both_codes(
-    group: Group, groups: Mapping[int, list[Group]], tensors: Sequence[TracedTensor], loads: Loads
-) -> tuple[Group, list[str]] | None:
-    """The same for a product of codes by codes, if the target multiplies these; it is asked for the right matrix, a
-    weight, first.
-    """
-    assert group.problem is not None
-    nodes: list[str] = []
-    for position, operand in reversed([*enumerate(group.problem.operands)]):
-        makers = groups.get(operand.tensor.index, [])
-        made = _form(operand, makers[0], False) if len(makers) == 1 else None
-        codes = as_codes(made, position, tensors) if isinstance(made, Computed) else None
-        if codes is None or not loads(group, position, codes):
-            return None
-        scaled = with_scale_behind(group, position, codes)
-        if scaled is None:
-            return None
-        group, nodes = scaled, [*nodes, *makers[0].nodes]
-    return group, nodes
 
 
 def _form(operand: Operand, made: Group, is_output: bool) -> Operand | None:

@@ -18,7 +18,7 @@ from npu_compiler.lowering.problems.forms import CodedPages, InPages, Paged
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Prologue
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, reindex, substitute, walk
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Load, Ref, moves, reindex, substitute, varies
 from npu_compiler.tensor.intervals import interval, view_bounds
 from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import Step, View
@@ -88,8 +88,7 @@ def _pool_of(
     if load.index is None or load.index_stride < 1:
         return None
     table, elements, pool = _over_table(load.index, made), load.ref.view.expand(made), tensors[load.ref.tensor]
-    apart = any(elements.strides[dim] and made[dim] > 1 for dim in _TABLE)
-    if table is None or apart or not _is_inside(load, elements, pool):
+    if table is None or moves(load, made, _TABLE) or not _is_inside(load, elements, pool):
         return None
     _, head, _, row, step = elements.strides
     ref = Ref(pool.index, View(shape, (0, head, row, step), elements.offset))
@@ -98,14 +97,11 @@ def _pool_of(
 
 def _over_table(index: Expr, shape: tuple[int, ...]) -> Expr | None:
     """An index over [batch, groups, pages, positions, size] as one over [batch, pages]; None where more decides it."""
-    for node in walk(index):
-        view = node.view if isinstance(node, Iota) else node.ref.view if isinstance(node, Load) else None
-        if view is not None:
-            strides = view.expand(shape).strides
-            if any(strides[dim] and shape[dim] > 1 for dim in range(5) if dim not in _TABLE):
-                return None
+    others = [dim for dim in range(5) if dim not in _TABLE]
+    if varies(index, shape, others):
+        return None
     batch, _, pages, _, _ = shape
-    first: tuple[Step, ...] = tuple(("slice", (dim, 0, 1, 1)) for dim in range(5) if dim not in _TABLE)
+    first: tuple[Step, ...] = tuple(("slice", (dim, 0, 1, 1)) for dim in others)
     return reindex(index, shape, (*first, ("reshape", (batch, pages))))
 
 
@@ -186,10 +182,8 @@ def _names_pages(made: Group, positions: int, step: int) -> bool:
     """Whether the index of a scatter is a page, times `step`, and a place in it, the same for all heads of a token."""
     index = made.index
     assert index is not None
-    for node in walk(index):
-        view = node.view if isinstance(node, Iota) else node.ref.view if isinstance(node, Load) else None
-        if view is not None and any(view.expand(made.shape).strides[dim] and made.shape[dim] > 1 for dim in (1, 2)):
-            return False
+    if varies(index, made.shape, (1, 2)):
+        return False
     if isinstance(index, Call) and index.fn == "where" and index.args[1] == Const(-1, index.dtype):
         index = index.args[2]
     if not isinstance(index, Call) or index.fn != "add":
@@ -239,8 +233,7 @@ def page_prologues(problem: Attention, lowering: Lowering, dialect: Dialect) -> 
     if not isinstance(k, InPages) or not isinstance(v, InPages):
         return {}
     found = element_function("page_of", k.table, (k.shape[0], k.pages), lowering.tensors, "t", dialect)
-    pointers = pointer_parameters(found.operands, dialect)
     macros: dict[str, object] = {"PAGE": k.page, "K_PAGE": k.stride, "V_PAGE": v.stride}
     macros["PAGE_ARGUMENTS"] = pointer_arguments(found.operands)
-    text = found.text(pointers, dialect)
-    return {"pages": Prologue((found.operands,), dict(found.operands.fields), macros, text)}
+    text = found.text(pointer_parameters(found.operands, dialect), dialect)
+    return {"pages": Prologue((found.operands,), macros=macros, text=text)}

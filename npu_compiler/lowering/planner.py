@@ -100,17 +100,15 @@ def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) 
     """
     taken: dict[int, Layout] = {}
     for name in graph.outputs:
-        ref = env[name].ref
-        assert ref is not None
+        ref = env[name].placed()
         source = trace.tensors[ref.tensor]
         same = ref.view.same_elements(source.view)
         layout = source.layout if same else layout_of(ref.view.shape, ref.view.strides)
         whole = layout is not None and ref.view.offset == 0 and layout.size == source.layout.size
         if layout is None or not whole or source.source is None or ref.tensor in taken:
             trace.node = f"copy of {name}"
-            copied = trace.map(env[name]).ref
-            assert copied is not None
-            ref, layout = copied, trace.tensors[copied.tensor].layout
+            ref = trace.map(env[name]).placed()
+            layout = trace.tensors[ref.tensor].layout
         taken[ref.tensor] = layout
     return list(taken.items())
 

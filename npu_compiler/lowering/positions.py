@@ -13,12 +13,17 @@ from npu_compiler.lowering.params import ParamStruct, ints
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
 
-__all__ = ["AXES", "Positions", "epilogue_positions", "unpack"]
+__all__ = ["AXES", "Positions", "epilogue_positions", "inner_axes", "unpack"]
 
 AXES = tuple(f"i{axis}" for axis in range(8))
 """Names of the positions along the dimensions of an iteration space."""
 
 _POSITIONS = ("batch", "row", "col")
+
+
+def inner_axes(count: int) -> tuple[str, ...]:
+    """Names of the positions along the innermost dimensions of an iteration space."""
+    return AXES[len(AXES) - count :]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from npu_compiler.lowering.grouping import Group, Loads
 from npu_compiler.lowering.problems.forms import Produced
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.schedule import needed_groups, readers_of
-from npu_compiler.records import changed
+from npu_compiler.lowering.schedule import Dataflow
 
 __all__ = ["with_produced_operands"]
 
@@ -26,23 +25,15 @@ def with_produced_operands(
         outputs: Tensors that must be stored all the same.
         loads: Whether a group's launches can load an operand of a form.
     """
-    readers = readers_of(groups, outputs)
-    result = dict(groups)
-    for group in needed_groups(groups, outputs):
-        if group.problem is None:
-            continue
-        for position, operand in enumerate(group.problem.operands):
-            index = operand.tensor.index
-            makers = groups.get(index, [])
-            private = readers.get(index) == 1 and group.times_read(index) == 1 and index not in outputs
-            if not private or len(makers) != 1 or not _is_all_of(operand, makers[0]):
+    flow, result = Dataflow(groups, outputs), dict(groups)
+    for group in flow.needed:
+        for position, operand in enumerate(() if group.problem is None else group.problem.operands):
+            made = flow.private_maker(operand.tensor.index, group)
+            if made is None or made.output.index in outputs or not _is_all_of(operand, made):
                 continue
-            form = Produced(operand.tensor, operand.ref, makers[0])
+            form = Produced(operand.tensor, operand.ref, made)
             if loads(group, position, form):
-                nodes = tuple(dict.fromkeys((*makers[0].nodes, *group.nodes)))
-                result[group.output.index] = [
-                    changed(group, problem=group.problem.with_operand(position, form), nodes=nodes)
-                ]
+                result[group.output.index] = [group.loading(position, form).after(made.nodes)]
                 break
     return result
 
@@ -51,5 +42,5 @@ def _is_all_of(operand: Operand, made: Group) -> bool:
     """Whether an operand is what a problem gives, element by element, and that reads nothing but memory."""
     if made.problem is None or made.added is not None or made.index is not None or made.beside is not None:
         return False
-    stored = all(type(each) is Operand for each in made.problem.operands)
-    return type(operand) is Operand and stored and made.pairs == 1 and operand.view.same_elements(made.view)
+    whole = type(operand) is Operand and made.pairs == 1 and operand.view.same_elements(made.view)
+    return whole and made.problem.is_stored

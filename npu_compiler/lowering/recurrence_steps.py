@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
+from npu_compiler.integers import power_of_two
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, traffic_of
-from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.operand import Operand, named_strides
 from npu_compiler.lowering.problems.recurrence import Cell, Recurrence
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -102,7 +103,7 @@ def form_macros(problem: Recurrence) -> dict[str, object]:
 
 def rows(problem: Recurrence) -> int:
     """Rows of the batch that a group of lanes computes together."""
-    return min(_MOST_ROWS, 1 << (max(1, problem.batch) - 1).bit_length())
+    return min(_MOST_ROWS, power_of_two(problem.batch))
 
 
 def macros(problem: Recurrence) -> dict[str, object]:
@@ -115,9 +116,7 @@ def strides(problem: Recurrence) -> dict[str, int]:
     """Strides of the operands by the names of parameters; zeros for those that are not there."""
     found: dict[str, int] = {}
     for name, dimensions in _STRIDES.items():
-        operand = _operand(problem, name)
-        own = (0,) * len(dimensions) if operand is None else operand.strides
-        found |= {f"{name}_{key}": stride for key, stride in zip(dimensions, own, strict=True)}
+        found |= named_strides(_operand(problem, name), name, dimensions)
     return found
 
 

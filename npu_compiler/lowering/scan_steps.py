@@ -13,7 +13,6 @@ from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.element import element_prologue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.scan import Scan
@@ -38,7 +37,6 @@ class ScanKernels:
         scan: Gives the results.
         totals: Sums up parts of columns.
         writer: Writes them.
-        dialect: In which language.
         finish: Makes a call of a launch, with the epilogue of a scan's group.
         most_slices: Threads of a column, at most.
         several: Threads of a group that has several rows.
@@ -48,7 +46,6 @@ class ScanKernels:
     scan: KernelTemplate
     totals: KernelTemplate
     writer: KernelWriter
-    dialect: Dialect
     finish: Callable[[Launch, Group, Lowering], KernelCall]
     most_slices: int
     several: int
@@ -89,7 +86,7 @@ def scan_calls(scan: Scan, group: Group, lowering: Lowering, kernels: ScanKernel
     Raises:
         OpRefusal: A tensor that the source or the epilogue reads is too large.
     """
-    division, dialect = _divide(scan, lowering.device, kernels), kernels.dialect
+    division, dialect = _divide(scan, lowering.device, kernels), kernels.writer.dialect
     prologue, functions = element_prologue(scan.source, lowering, dialect), scan_functions(scan, dialect)
     totals = lowering.scratch(state_bytes(scan) * (scan.columns * division.chunks if division.chunks > 1 else 1))
     values = {
@@ -106,7 +103,7 @@ def scan_calls(scan: Scan, group: Group, lowering: Lowering, kernels: ScanKernel
             template,
             grid=(ceil_div(scan.columns, division.lanes * division.rows), division.chunks, 1),
             values=template.values_among(values),
-            macros={name: value for name, value in macros.items() if name in template.macros.split()},
+            macros=template.macros_among(macros),
             inputs=inputs,
             outputs=outputs,
             flops=scan.flops,

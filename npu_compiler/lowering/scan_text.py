@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from npu_compiler.lowering.anchors import function
 from npu_compiler.lowering.dialect import Dialect, LeafNames, Printer
 from npu_compiler.lowering.loops import combine_text
 from npu_compiler.lowering.problems.scan import Scan
@@ -35,11 +36,7 @@ def scan_functions(scan: Scan, dialect: Dialect) -> str:
         [
             f"struct State {{ {declared} }};",
             *(_function(head, values, lines, dialect) for head, (values, lines) in parts),
-            f"{dialect.inline} {dialect.register(scan.value.dtype)} value_of(State a)",
-            "{",
-            *lines,
-            f"    return {finished};",
-            "}",
+            function(f"{dialect.inline} {dialect.register(scan.value.dtype)} value_of(State a)", lines, finished),
         ]
     )
 
@@ -60,5 +57,4 @@ def _printed(exprs: Sequence[Expr], slots: Sequence[str], dialect: Dialect) -> t
 
 def _function(head: str, values: Sequence[str], lines: Sequence[str], dialect: Dialect) -> str:
     stores = [f"    result.s{item} = {value};" for item, value in enumerate(values)]
-    body = [*lines, "    State result;", *stores, "    return result;"]
-    return "\n".join([f"{dialect.inline} State {head}", "{", *body, "}"])
+    return function(f"{dialect.inline} State {head}", (*lines, "    State result;", *stores), "result")

@@ -12,9 +12,9 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.value import MAX_READS
 from npu_compiler.tensor.expr import Checked, Load, leaves, walk
 from npu_compiler.tensor.symbolic import Trace
-from npu_compiler.tensor.trace import Scatter, TracedTensor
+from npu_compiler.tensor.trace import Scatter, TracedTensor, users_of
 
-__all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule"]
+__all__ = ["Dataflow", "InPlace", "find_in_place", "needed_groups", "schedule"]
 
 _MAX_SHARED_GROUPS = 8
 _MOST_POINTERS = 30  # of a kernel: Metal binds 31 buffers, of which one holds parameters
@@ -46,10 +46,7 @@ def find_in_place(trace: Trace, inputs: Collection[int], weights: Collection[int
         trace: The trace.
         inputs, weights, outputs: Indices of these tensors in it.
     """
-    readers: dict[int, set[int]] = {}
-    for tensor in trace.tensors:
-        for ref in tensor.operands():
-            readers.setdefault(ref.tensor, set()).add(tensor.index)
+    readers = users_of(trace.tensors)
     aliases: dict[int, int] = {}
     state: dict[int, int] = {}
     notes = []
@@ -108,9 +105,29 @@ def _reach_outputs(trace: Trace, outputs: Collection[int]) -> set[int]:
     return reaching
 
 
-def readers_of(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> Counter[int]:
-    """How many of the groups that the outputs need read each tensor."""
-    return Counter(index for part in needed_groups(groups, outputs) for index in part.reads())
+class Dataflow:
+    """What computes each tensor, and what reads it: what passes over groups ask.
+
+    Attributes:
+        groups: What computes each tensor, by its index.
+        outputs: Tensors that must be stored all the same.
+        needed: The groups that the outputs need, depth first.
+        readers: How many of these read each tensor.
+    """
+
+    def __init__(self, groups: Mapping[int, list[Group]], outputs: Collection[int]) -> None:
+        self.groups, self.outputs = groups, outputs
+        self.needed = needed_groups(groups, outputs)
+        self.readers = Counter(index for group in self.needed for index in group.reads())
+
+    def maker(self, index: int) -> Group | None:
+        """What computes a tensor; None for an input, or where that is several groups."""
+        makers = self.groups.get(index, ())
+        return makers[0] if len(makers) == 1 else None
+
+    def private_maker(self, index: int, reader: Group) -> Group | None:
+        """What computes a tensor that nothing but one group reads, and that once; None where it is otherwise."""
+        return self.maker(index) if self.readers[index] == 1 == reader.times_read(index) else None
 
 
 def schedule(

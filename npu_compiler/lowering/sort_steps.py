@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering.anchors import KernelWriter
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.element import element_prologue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.sort import Sort
@@ -58,7 +57,6 @@ class SortKernels:
         merge: Merges pairs of runs.
         places: Gives the places of the first entries of sorted rows.
         writer: Writes them.
-        dialect: In which language.
         finish: Makes a call of a launch, with the epilogue of a sort's group.
         shared_bytes: Of entries that a group of threads sorts.
         least: Entries of a group that has several rows.
@@ -71,7 +69,6 @@ class SortKernels:
     merge: KernelTemplate
     places: KernelTemplate
     writer: KernelWriter
-    dialect: Dialect
     finish: Callable[[Launch, Group, Lowering], KernelCall]
     shared_bytes: int
     least: int
@@ -125,7 +122,7 @@ class Sorting(ABC):
 
     def source(self) -> Prologue:
         """The function that gives an element of what is sorted."""
-        return element_prologue(self.sort.source, self.lowering, self.kernels.dialect)
+        return element_prologue(self.sort.source, self.lowering, self.kernels.writer.dialect)
 
     def finish(self, launch: Launch) -> None:
         """Adds the last launch, which has the group's epilogue."""
@@ -162,8 +159,7 @@ class Sorting(ABC):
 
     def macros(self, template: KernelTemplate, **sizes: object) -> dict[str, object]:
         """What a kernel is told, of all that there is to tell."""
-        declared = {name.rstrip("?") for name in template.macros.split()}
-        return {name: value for name, value in {**self.entry_macros, **sizes}.items() if name in declared}
+        return template.macros_among({**self.entry_macros, **sizes})
 
     def values(self, template: KernelTemplate) -> dict[str, int]:
         """The parameters of a kernel."""

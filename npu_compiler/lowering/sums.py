@@ -7,15 +7,15 @@ second convolution brings the shortcut to the right shape. Its result never goes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 
 from npu_compiler.lowering.grouping import Group, Loads
-from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added
-from npu_compiler.lowering.schedule import readers_of
+from npu_compiler.lowering.schedule import Dataflow
+from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Call, Expr, Load, children, leaves, substitute, walk
+from npu_compiler.tensor.trace import TracedTensor
 
 __all__ = ["with_added_anchors"]
 
@@ -30,43 +30,31 @@ def with_added_anchors(
         outputs: Tensors that must be stored all the same.
         loads: Whether a group's launches can load an operand of a form.
     """
-    readers = readers_of(groups, outputs)
-    result = dict(groups)
-    for key, parts in groups.items():
-        if len(parts) == 1 and parts[0].anchor is not None:
-            result[key] = [_with_added(parts[0], groups, lambda i: readers.get(i) == 1 and i not in outputs, loads)]
+    flow, result = Dataflow(groups, outputs), dict(groups)
+    for group in flow.needed:
+        if group.anchor is not None:
+            result[group.output.index] = [_with_added(group, group.anchor, flow, loads)]
     return result
 
 
-def _with_added(
-    group: Group,
-    groups: Mapping[int, list[Group]],
-    is_private: Callable[[int], bool],
-    loads: Loads,
-) -> Group:
-    assert group.anchor is not None
+def _with_added(group: Group, anchor: TracedTensor, flow: Dataflow, loads: Loads) -> Group:
     for load in leaves(group.expr):
-        parts = [] if load.ref.tensor == group.anchor.index else groups.get(load.ref.tensor, [])
-        if not is_private(load.ref.tensor) or len(parts) != 1 or not _fits(group, parts[0], load):
+        index = load.ref.tensor
+        made = None if index == anchor.index or index in flow.outputs else flow.private_maker(index, group)
+        if made is None or made.problem is None or group.problem is None or not _fits(group, made, load):
             continue
-        expr = _sum_of_both(group, parts[0], load)
-        other = parts[0].problem
-        if expr is None or group.problem is None or other is None:
-            continue
-        operand = Added(parts[0].output, load.ref, other)
-        if loads(group, len(group.problem.operands), operand):
-            nodes = tuple(dict.fromkeys((*parts[0].nodes, *group.nodes)))
-            return replace(group, expr=expr, nodes=nodes, added=operand)
+        expr, operand = _sum_of_both(group, made, load), Added(made.output, load.ref, made.problem)
+        if expr is not None and loads(group, len(group.problem.operands), operand):
+            return changed(group, expr=expr, added=operand).after(made.nodes)
     return group
 
 
 def _fits(group: Group, other: Group, load: Load) -> bool:
     """Whether `group` reads the result of `other` at its own positions, and both have no pairs and stored operands."""
-    problems = [part.problem for part in (group, other) if part.problem is not None]
-    stored = all(type(operand) is Operand for problem in problems for operand in problem.operands)
+    stored = all(part.problem is not None and part.problem.is_stored for part in (group, other))
     plain = stored and group.pairs == other.pairs == 1 and other.index is None
     same = other.shape == group.shape and load.ref.view.same_elements(other.view) and load.index is None
-    return plain and same and other.anchor is not None and other.added is None
+    return plain and same and other.added is None
 
 
 def _sum_of_both(group: Group, other: Group, load: Load) -> Expr | None:

@@ -89,6 +89,11 @@ class KernelTemplate:
         """Those of some numbers that are parameters of the kernel: of a problem more is known than each kernel asks."""
         return {name: known[name] for _, name in self.fields if name in known}
 
+    def macros_among(self, known: Mapping[str, object]) -> dict[str, object]:
+        """Those of some macros that the files expect: of what is known each kernel asks a part."""
+        _, declared = self._declared["macro"]
+        return {name: value for name, value in known.items() if name in declared}
+
     @cached_property
     def input_names(self) -> tuple[str, ...]:
         """The inputs, in order."""
@@ -101,7 +106,7 @@ class Prologue:
 
     Attributes:
         operands: What it reads.
-        values: Its parameters.
+        values: Its parameters, beside those of the operands.
         macros: What is defined for the kernel's file.
         text: Functions that the kernel calls.
         files: Files that these build on.
@@ -109,11 +114,16 @@ class Prologue:
     """
 
     operands: tuple[Operands, ...]
-    values: Mapping[str, int]
+    values: Mapping[str, int] = field(default_factory=dict)
     macros: Mapping[str, object] = field(default_factory=dict)
     text: str = ""
     files: tuple[str, ...] = ()
     flops: int = 0
+
+    @cached_property
+    def parameters(self) -> Mapping[str, int]:
+        """All its parameters."""
+        return {**self.values, **{name: value for operands in self.operands for name, value in operands.fields}}
 
     @property
     def arguments(self) -> tuple[Argument, ...]:

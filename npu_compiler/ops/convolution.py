@@ -104,9 +104,9 @@ def convolve(
 def _by_taps(weight: Tensor) -> Tensor:
     """A weight that is computed lies as kernels want it, where that takes no more memory; one of a file does anyway."""
     weight = weight.realize()
-    assert weight.ref is not None
-    computed = weight.trace.tensors[weight.ref.tensor].source is not None
-    if not computed or weight.shape[1] % _CHUNK or weight.ref.view.strides[1] == 1:
+    ref = weight.placed()
+    computed = weight.trace.tensors[ref.tensor].source is not None
+    if not computed or weight.shape[1] % _CHUNK or ref.view.strides[1] == 1:
         return weight
     return weight.trace.map(weight, order=(0, *filter_order(weight.shape)))
 

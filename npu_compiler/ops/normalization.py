@@ -290,8 +290,7 @@ def _group_norm(
 
 def _has_pixels(x: Tensor) -> bool:
     """Whether a tensor in memory is an image [N, C, ...] with the channels of a pixel side by side, and some pixels."""
-    assert x.ref is not None
-    return len(x.shape) > 2 and x.shape[1] > 1 and x.ref.view.strides[1] == 1 and prod(x.shape[2:]) > 1
+    return len(x.shape) > 2 and x.shape[1] > 1 and x.placed().view.strides[1] == 1 and prod(x.shape[2:]) > 1
 
 
 def _group_norm_of_pixels(

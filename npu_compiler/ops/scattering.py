@@ -119,8 +119,7 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     mask = mask.expand(self.shape).realize()
     if not prod(self.shape):
         return self
-    rank, ref = len(self.shape), mask.ref
-    assert ref is not None
+    rank, ref = len(self.shape), mask.placed()
     kept = rank
     while kept and (ref.view.strides[kept - 1] == 0 or self.shape[kept - 1] == 1):
         kept -= 1  # the mask is the same all along the last dimensions

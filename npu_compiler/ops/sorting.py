@@ -25,8 +25,7 @@ def _places(x: Tensor, dim: int, descending: bool, count: int) -> Tensor:
     outer, length, inner = prod(x.shape[:dim]), x.shape[dim], prod(x.shape[dim + 1 :])
     source = x.reshape((outer, length, inner)).permute((0, 2, 1))
     found = x.trace.anchor("sort", (source,), (outer, inner, count), INT32, descending=descending)
-    assert found.ref is not None
-    x.trace.bounds[found.ref.tensor] = (0, max(0, length - 1))
+    x.trace.bounds[found.placed().tensor] = (0, max(0, length - 1))
     return found.permute((0, 2, 1)).reshape((*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 

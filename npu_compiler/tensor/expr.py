@@ -7,7 +7,7 @@ them, and looking them up, goes by identity: what is used in several places is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from npu_compiler.tensor.view import Step, View
 
 __all__ = ["FUNCTIONS", "Call", "Checked", "Combination", "Const", "Expr", "Function", "Iota", "Load", "Reduce", "Ref"]
 __all__ += ["Slot"]
-__all__ += ["children", "has_reduce", "leaves", "reindex", "reductions", "substitute", "walk"]
+__all__ += ["children", "has_reduce", "leaves", "moves", "reindex", "reductions", "substitute", "varies", "walk"]
 
 
 class _Node(Interned):
@@ -280,6 +280,20 @@ def _walked(expr: Expr) -> tuple[Expr, ...]:
     order = tuple(found)
     object.__setattr__(expr, "below", order[:-1])
     return order
+
+
+def moves(leaf: Load | Iota, shape: tuple[int, ...], dims: Collection[int]) -> bool:
+    """Whether a leaf of an expression over `shape` is something else from one position of some dimensions to the next.
+
+    The index of a load is left aside.
+    """
+    strides = (leaf.ref.view if isinstance(leaf, Load) else leaf.view).expand(shape).strides
+    return any(strides[dim] and shape[dim] > 1 for dim in dims)
+
+
+def varies(expr: Expr, shape: tuple[int, ...], dims: Collection[int]) -> bool:
+    """Whether any leaf of an expression over `shape` moves along some dimensions."""
+    return any(moves(node, shape, dims) for node in walk(expr) if isinstance(node, Load | Iota))
 
 
 def leaves(expr: Expr) -> tuple[Load, ...]:

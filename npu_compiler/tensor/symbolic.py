@@ -18,6 +18,7 @@ from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.shapes import OpRefusal, broadcast_shapes, normalize_dim
 from npu_compiler.tensor.trace import Anchor, LayoutRule, Map, Scatter, Source, TracedTensor
 from npu_compiler.tensor.view import Step, View
+from npu_compiler.tensor.viewable import Viewable
 
 __all__ = [
     "Number",
@@ -36,7 +37,7 @@ Number = float | int | bool
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
-class Tensor:
+class Tensor(Viewable):
     """A tensor of a trace: either a reference to one in memory, or an expression not yet stored anywhere.
 
     Arithmetic broadcasts and promotes as PyTorch does. View methods make no copy unless strides cannot say the result.
@@ -58,13 +59,17 @@ class Tensor:
         """This tensor in memory: itself where it is, else a new tensor of the trace that holds it."""
         return self if self.ref is not None else self.trace.map(self)
 
+    def placed(self) -> Ref:
+        """Where it lies in memory, when it is there."""
+        ref = self.realize().ref
+        assert ref is not None
+        return ref
+
     def with_expr(self, expr: Expr, dtype: DType | None = None) -> Tensor:
         return Tensor(self.trace, self.shape, dtype or self.dtype, expr)
 
     def _over(self, shape: tuple[int, ...], source: Ref | Expr) -> Tensor:
         return Tensor(self.trace, shape, self.dtype, source)
-
-    # ---- views
 
     def _view(self, shape: tuple[int, ...], step: Step) -> Tensor:
         if self.ref is None:
@@ -76,83 +81,6 @@ class Tensor:
         if ref is None:  # an image's padded channels, say, do not flatten; a plain tensor's dimensions do
             return self.trace.map(self, role="plain")._view(shape, step)
         return self._over(shape, ref)
-
-    def permute(self, dims: Sequence[int]) -> Tensor:
-        order = tuple(normalize_dim(d, len(self.shape)) for d in dims)
-        if sorted(order) != list(range(len(self.shape))):
-            raise OpRefusal(f"given dims={list(dims)}, expected a permutation of {len(self.shape)} dimensions")
-        if order == tuple(range(len(order))):
-            return self
-        return self._view(tuple(self.shape[d] for d in order), ("permute", order))
-
-    def swap(self, dim0: int, dim1: int) -> Tensor:
-        """Transposes two dimensions."""
-        rank = len(self.shape)
-        order = list(range(rank))
-        if rank:
-            a, b = normalize_dim(dim0, rank), normalize_dim(dim1, rank)
-            order[a], order[b] = order[b], order[a]
-        return self.permute(order)
-
-    def move_last(self, dim: int) -> Tensor:
-        """The dimension `dim` moved to the end."""
-        rank = len(self.shape)
-        dim = normalize_dim(dim, rank)
-        return self.permute([*(d for d in range(rank) if d != dim), dim]) if rank else self
-
-    def move_from_last(self, dim: int) -> Tensor:
-        """The inverse of `move_last`."""
-        rank = len(self.shape)
-        order = list(range(rank - 1))
-        order.insert(normalize_dim(dim, rank), rank - 1)
-        return self.permute(order) if rank else self
-
-    def reshape(self, shape: Sequence[int]) -> Tensor:
-        """Another shape of the same number of elements; one size may be -1."""
-        sizes = list(shape)
-        if sizes.count(-1) == 1:
-            rest = prod(size for size in sizes if size != -1)
-            if rest:
-                sizes[sizes.index(-1)] = prod(self.shape) // rest
-        if any(size < 0 for size in sizes) or prod(sizes) != prod(self.shape):
-            raise OpRefusal(f"given the shape {list(shape)}, which does not hold the elements of {list(self.shape)}")
-        new = tuple(sizes)
-        return self if new == self.shape else self._view(new, ("reshape", new))
-
-    def expand(self, shape: Sequence[int]) -> Tensor:
-        """Broadcasts to `shape`; -1 keeps a size."""
-        lead = len(shape) - len(self.shape)
-        own = (1,) * lead + self.shape
-        if lead < 0:
-            raise OpRefusal(f"given {list(shape)}, expected at least {len(self.shape)} dimensions")
-        new = tuple(o if s == -1 else s for s, o in zip(shape, own, strict=True))
-        if any(o not in (1, n) for o, n in zip(own, new, strict=True)):
-            raise OpRefusal(f"{list(self.shape)} does not broadcast to {list(shape)}")
-        return self if new == self.shape else self._view(new, ("expand", new))
-
-    def slice(self, dim: int, start: int, length: int, step: int = 1) -> Tensor:
-        """`length` elements from `start`, `step` apart. Outside of the tensor they may be named, not read."""
-        dim = normalize_dim(dim, len(self.shape))
-        if (start, length, step) == (0, self.shape[dim], 1):
-            return self
-        shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
-        return self._view(shape, ("slice", (dim, start, length, step)))
-
-    def flip(self, *dims: int) -> Tensor:
-        """Backwards along dimensions."""
-        result = self
-        for dim in dims:
-            size = self.shape[dim]
-            result = result.slice(dim, size - 1, size, -1) if size > 1 else result
-        return result
-
-    def window(self, dim: int, count: int, step: int, size: int, dilation: int = 1) -> Tensor:
-        """`count` windows along a dimension, `step` apart, in its place; their `size` taps come last."""
-        dim = normalize_dim(dim, len(self.shape))
-        shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
-        return self._view(shape, ("window", (dim, count, step, size, dilation)))
-
-    # ---- arithmetic
 
     def cast(self, dtype: DType) -> Tensor:
         """The values in another data type. Between floating-point types nothing happens until a store."""
@@ -207,16 +135,15 @@ class Tensor:
                 `rest`.
             rest: The shape under which this tensor, of size 1 along these dimensions, is read; as it is when omitted.
         """
-        source = self.realize()
-        assert source.ref is not None
-        strides = source.ref.view.strides
-        rows = source
+        rows = self.realize()
+        ref = rows.placed()
+        strides = ref.view.strides
         for dim in places:
             rows = rows.slice(dim, 0, 1)
         rows = rows if rest is None else rows.reshape(rest)
         sizes = broadcast_shapes(rows.shape, *(place.shape for place in places.values()))
         rows = rows.expand(sizes)
-        if rows.ref is None or rows.ref.tensor != source.ref.tensor:
+        if rows.ref is None or rows.ref.tensor != ref.tensor:
             raise OpRefusal("the rows to gather do not lie at a constant distance")
         index, stride = combined({dim: strides[dim] for dim in places}, places)
         return self._over(sizes, Load(rows.ref, self.dtype.stored, index.expand(sizes).expr, stride))
@@ -340,13 +267,9 @@ class Trace:
             role: That of the result; see `LayoutRule`.
             attrs: Its parameters, for the problem.
         """
-        refs = []
         for operand in operands:
             refuse_codes(operand)
-            ref = operand.realize().ref
-            assert ref is not None
-            refs.append(ref)
-        source = Anchor(kind, tuple(refs), attrs)
+        source = Anchor(kind, tuple(operand.placed() for operand in operands), attrs)
         if kind == "attention":  # [B, H, S, D] as [B, S, H, D], which the projection after it reads as rows
             return self._declare(self.node, shape, dtype, "plain", source, Layout(shape, shape, (0, 2, 1, 3)))
         return self.add(self.node, shape, dtype, role, source)
@@ -364,11 +287,9 @@ class Trace:
             walks: For each dimension of `values` the dimension of `into` that it walks from 0 on, or -1; when omitted,
                 the one of the same number where `places` has it not.
         """
-        base = into.realize().ref
-        assert base is not None
+        base = into.placed()
         if not base.view.same_elements(self.tensors[base.tensor].view):
-            base = self.map(into).ref
-            assert base is not None
+            base = self.map(into).placed()
         role = self.tensors[base.tensor].role
         strides = self.layouts.layout(into.shape, role).strides
         if walks is None:

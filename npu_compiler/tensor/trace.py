@@ -7,16 +7,17 @@ dimension), or of a `Scatter` (another tensor with some elements changed). Views
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from npu_compiler.dtypes import DType
-from npu_compiler.tensor.expr import Expr, Ref, leaves
+from npu_compiler.tensor.expr import Expr, Load, Ref, leaves
 from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.view import View
 
 __all__ = ["MAX_HEAD_SIZE", "Anchor", "Beside", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
+__all__ += ["users_of"]
 
 MAX_HEAD_SIZE = 256
 """Of the heads of an attention that is one anchor; of larger ones products and softmax are written out."""
@@ -120,3 +121,22 @@ class TracedTensor:
     @property
     def view(self) -> View:
         return self.layout.place
+
+    @property
+    def ref(self) -> Ref:
+        """The tensor as it lies."""
+        return Ref(self.index, self.view)
+
+    @property
+    def load(self) -> Load:
+        """Each of its elements."""
+        return Load(self.ref, self.dtype)
+
+
+def users_of(tensors: Iterable[TracedTensor]) -> dict[int, set[int]]:
+    """By the index of each tensor that others read, the indices of these."""
+    users: dict[int, set[int]] = {}
+    for tensor in tensors:
+        for ref in tensor.operands():
+            users.setdefault(ref.tensor, set()).add(tensor.index)
+    return users

@@ -263,7 +263,7 @@ def test_a_launch_gives_what_its_template_declares() -> None:
         ({"inputs": {}}, "without the input 'x'"),
         ({"inputs": {"x": Argument(0), "z": Argument(1)}}, "with the input 'z'"),
         ({"outputs": {"out": Argument(2)}}, "with the output 'out'"),
-        ({"prologues": {"x": Prologue((), {})}}, "a prologue, and its template has no place for it"),
+        ({"prologues": {"x": Prologue(())}}, "a prologue, and its template has no place for it"),
     ],
 )
 def test_a_launch_that_gives_something_else_is_refused(changed: dict[str, Any], message: str) -> None:

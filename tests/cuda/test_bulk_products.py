@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import npu_compiler
 from cuda_compiler.artifact.extensions import map_of
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import bulk
@@ -24,12 +25,14 @@ from tests.cuda.kernels import check_compile, kernels_for
 from tests.cuda.test_matvec import CUDAGraph
 from tests.metal.graphs import Node
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
+from tests.support.ir_builder import IRBuilder
 
 MODEL = DEVICES.named("sm_90", "cuda")
 Force = Callable[[BulkTiling], None]
 
 TILINGS = [BulkTiling.of(tile, MODEL) for tile in bulk_costs(MODEL).tiles]
 SIZES = [(66, 32, 8), (130, 224, 520), (300, 800, 1096), (517, 416, 72)]
+FEW_ROWS = [(17, 416, 1096), (40, 224, 520), (64, 800, 1544), (66, 32, 8)]
 
 
 def _name(tiling: BulkTiling) -> str:
@@ -83,6 +86,7 @@ def _all_by_bulk(program: CompiledProgram) -> None:
 @each_tiling
 def test_tilings_fit_a_multiprocessor(tiling: BulkTiling) -> None:
     assert tiling.shared_bytes <= MODEL.shared_bytes
+    assert tiling.resident * (tiling.shared_bytes + 1024) <= MODEL.core_shared_bytes
     assert tiling.stages >= 4
     assert tiling.columns % 32 == 0
 
@@ -195,8 +199,39 @@ def test_equals_torch(tiling: BulkTiling, force: Force, device: Device) -> None:
     force(tiling)
     number = TILINGS.index(tiling)
     dtype = (torch.float16, torch.bfloat16)[number // len(SIZES) % 2]
-    graph, results = products(dtype, *SIZES[number % len(SIZES)])
+    sizes = SIZES[number % len(SIZES)] if tiling.rows > 64 else FEW_ROWS[number % len(FEW_ROWS)]
+    graph, results = products(dtype, *sizes)
     _all_by_bulk(graph.check(*results, roundings=4, device=device))
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@BOTH
+@pytest.mark.parametrize(
+    ("tiling", "sizes"),
+    [
+        (BulkTiling(64, 64, stages=3), (40, 128, 200)),
+        (BulkTiling(128, 32, stages=2), (130, 96, 392)),
+        (BulkTiling(64, 192, stages=4), (17, 320, 328)),
+    ],
+    ids=str,
+)
+def test_threads_on_the_processor_give_the_product(
+    tiling: BulkTiling, sizes: tuple[int, int, int], dtype: torch.dtype, force: Force, tmp_path: Path
+) -> None:
+    """Rings are walked around several times, by two blocks at most."""
+    force(tiling)
+    m, n, k = sizes
+    builder = IRBuilder()
+    result = builder.call("aten.linear.default", builder.input("x", (m, k), dtype), builder.input("w", (n, k), dtype))
+    plan = npu_compiler.compile(builder.build(result), "cuda", str(dtype).removeprefix("torch.")).main
+    (call,) = [call for step in plan.steps for call in options_of(step)[0].calls]
+    assert isinstance(call, KernelCall)
+    call = replace(call, grid=(min(2, call.grid[0]), 1, 1))
+    x, w = (torch.randn(size, generator=torch.Generator().manual_seed(1)).to(dtype) for size in ((m, k), (n, k)))
+    given = {name: tensor.view(torch.uint8).numpy() for name, tensor in (("x", x), ("w", w))}
+    found = torch.from_numpy(run_on_host(plan, call, given, tmp_path).copy()).view(dtype).reshape(m, n)
+    exact = x.double() @ w.double().T
+    assert (found.double() - exact).norm() <= 1.3 * (exact.to(dtype).double() - exact).norm()
 
 
 @BOTH

@@ -53,6 +53,7 @@ BY_WARPGROUPS: list[tuple[Case, torch.dtype, CodedRows]] = [
     (Case(35, 90, 320, 4, 64, zeros=True, behind="residual"), BFLOAT, ByWarpgroups(3, 1, 1, places=64)),
     (Case(150, 160, 288, 4, 32, zeros=True), BFLOAT, ByWarpgroups(3, 1, 2, 128)),
     (Case(200, 96, 320, 8, 320, torch.int8, behind="gated"), BFLOAT, ByWarpgroups(3, 1, 1, 192)),
+    (Case(20, 136, 192, 8, 64, zeros=True, behind="residual"), BFLOAT, ByWarpgroups(3, 1, 2, places=64)),
 ]
 """The same for warpgroups: tiles in turns, fewer spans than stages and more, lines of codes of 32, 64 and 128 bytes."""
 

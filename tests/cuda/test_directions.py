@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 import npu_compiler
 from cuda_compiler.images import overlaps, pooled_windows
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
+from npu_compiler.lowering.target import Lowering
 from tests.cuda import test_overlapping_windows, test_pooled_windows
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
 
@@ -48,6 +51,21 @@ def test_launches_go_on_where_the_largest_tensor_was_left() -> None:
     ir = npu_compiler.extract(Bottlenecks().eval(), torch.zeros(8, 256, 28, 28)).ir
     # narrow, across, wide with the shortcut that `narrow` read, twice; then the pooling
     assert ends(npu_compiler.compile(ir, target="cuda").main) == [0, 1, 1, 0, 1, 1, 0]
+
+
+def test_all_ways_to_compute_a_group_are_given_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ask(self: Lowering, question: Callable[[int, Lowering], Any], buffer: int) -> Any:
+        asked.append(buffer)
+        return answered(self, question, buffer)
+
+    answered = Lowering.ask
+    monkeypatch.setattr(Lowering, "ask", ask)
+    ir = npu_compiler.extract(torch.nn.Conv2d(64, 64, 3, padding=1).eval(), torch.zeros(8, 64, 28, 28)).ir
+    (step,) = npu_compiler.compile(ir, target="cuda").main.steps
+    assert len(options_of(step)) > 1
+    assert len(asked) == 1
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")

@@ -378,41 +378,35 @@ static void host_arrive(unsigned at, int bytes)
     end_phase(barrier);
 }
 
-// What the copy engine is told of a tensor here: elements of 16 bits, lines of a box permuted by exclusive or.
+// What the copy engine is told of a tensor here: elements of 16 bits, lines of a box permuted by exclusive or. Strides in bytes.
 struct HostMap {
     const unsigned char* address;
-    long sizes[5], strides[4];
-    int box[5], dims;
+    long sizes[5], strides[5];
+    int box[5];
 };
 static void host_copy_box(unsigned target, const void* map, unsigned at, const int (&first)[5])
 {
     const HostMap& tensor = *(const HostMap*)map;
-    int width = tensor.box[0] * 2, lines = 1;
-    for (int dim = 1; dim < tensor.dims; ++dim) {
-        lines *= tensor.box[dim];
+    int width = tensor.box[0] * 2, count = 1;
+    for (int size : tensor.box) {
+        count *= size;
     }
-    for (int row = 0; row < lines; ++row) {
-        const unsigned char* line = tensor.address;
+    for (int index = 0; index < count; ++index) {
+        const unsigned char* source = tensor.address;
         bool inside = true;
-        for (int dim = 1, rest = row; dim < tensor.dims; rest /= tensor.box[dim++]) {
-            long place = first[dim] + rest % tensor.box[dim];
-            inside = inside && place < tensor.sizes[dim];
-            line += place * tensor.strides[dim - 1];
+        for (int axis = 0, left = index; axis < 5; left /= tensor.box[axis++]) {
+            int place = first[axis] + left % tensor.box[axis];
+            inside &= place < tensor.sizes[axis];
+            source += place * tensor.strides[axis];
         }
-        for (int column = 0; column < tensor.box[0]; ++column) {
-            unsigned short element = 0;
-            if (inside && first[0] + column < tensor.sizes[0]) {
-                memcpy(&element, line + (first[0] + column) * 2, 2);
-            }
-            unsigned place = target + row * width + column * 2;
-            memcpy(host_shared() + (place ^ (place >> 7) % (width / 16) * 16), &element, 2);
+        unsigned short element = 0;
+        if (inside) {
+            memcpy(&element, source, 2);
         }
+        unsigned place = target + index * 2;
+        memcpy(host_shared() + (place ^ (place >> 7) % (width / 16) * 16), &element, 2);
     }
     PhaseBarrier& barrier = current->own->phases.at(at);
-    barrier.bytes -= lines * width;
+    barrier.bytes -= count * 2;
     end_phase(barrier);
-}
-static void host_copy_lines(unsigned target, const void* map, unsigned at, int k, int line)
-{
-    host_copy_box(target, map, at, {k, line});
 }

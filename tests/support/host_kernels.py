@@ -78,7 +78,7 @@ _FUNCTIONS = {
     "prefetch_map": "inline void prefetch_map(const TensorMap&) {}\n",
     "copy_lines": (
         "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
-        "    host_copy_lines(target, &map, barrier, k, line);\n}\n"
+        "    host_copy_box(target, &map, barrier, {k, line, 0, 0, 0});\n}\n"
     ),
     "copy_groups": (
         "inline void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)\n{\n"
@@ -256,21 +256,20 @@ class _HostMap(ctypes.Structure):
     _fields_ = (
         ("address", ctypes.c_void_p),
         ("sizes", ctypes.c_long * 5),
-        ("strides", ctypes.c_long * 4),
+        ("strides", ctypes.c_long * 5),
         ("box", ctypes.c_int * 5),
-        ("dims", ctypes.c_int),
         ("rest", ctypes.c_char * 128),  # to the size of a map
     )
 
 
 def _host_map(argument: Argument, buffer: NDArray[np.uint8]) -> _HostMap | None:
-    """A map of a tensor of 16-bit elements; None for an argument that is an address."""
+    """A map, of axes of one element beyond its own; None for an argument that is an address."""
     tensor = map_of(argument)
     if tensor is None:
         return None
-    sizes, strides = (ctypes.c_long * 5)(*tensor.sizes), (ctypes.c_long * 4)(*tensor.strides)
-    box = (ctypes.c_int * 5)(*tensor.box)
-    return _HostMap(buffer.ctypes.data + argument.offset, sizes, strides, box, len(tensor.sizes))
+    more = [1] * (5 - len(tensor.sizes))
+    sizes, box = (ctypes.c_long * 5)(*tensor.sizes, *more), (ctypes.c_int * 5)(*tensor.box, *more)
+    return _HostMap(buffer.ctypes.data + argument.offset, sizes, (ctypes.c_long * 5)(2, *tensor.strides), box)
 
 
 def _translated(text: str, entry: str, arguments: Sequence[Argument]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npu_compiler.dtypes import DType
-from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.lowering.problems.operand import Operand, named_strides
+from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import MAX_HEAD_SIZE, Anchor, TracedTensor
 
@@ -35,6 +35,7 @@ class Attention(Problem):
 
     kind = "attention"
     operand_names = ("q", "k", "v", "mask", "sinks")
+    dims = (0, 1), (2,), (3,)
 
     q: Operand
     k: Operand
@@ -67,19 +68,16 @@ class Attention(Problem):
         if self.batch * self.groups > _MAX_HEADS:
             raise OpRefusal(f"given {self.batch} * {self.groups} heads of keys, expected at most {_MAX_HEADS}")
 
-    @property
-    def dims(self) -> Dims:
-        return (0, 1), (2,), (3,)
-
     def strides(self, *names: str) -> dict[str, int]:
-        """Strides of operands along batch, heads, rows and a head, by the names of a kernel's parameters.
+        """Strides of operands along batch, heads, rows and a head, by the names of a kernel's parameters; zeros for one
+        that is absent.
 
         Args:
             names: Of operands, in order: ``q``, ``k``, ``v`` or ``mask``.
         """
         found: dict[str, int] = {}
         for name in names:
-            found |= getattr(self, name).named_strides(name, _DIMENSIONS)
+            found |= named_strides(getattr(self, name), name, _DIMENSIONS)
         return found
 
     @property

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.lowering.problems.problem import Problem
 
 __all__ = ["Draw"]
 
@@ -30,15 +27,12 @@ class Draw(Problem):
 
     kind = "draw"
     operand_names = ("logits", "limits", "top_k", "words")
+    dims = (), (), (0,)
 
     logits: Operand
     limits: Operand
     top_k: Operand
     words: Operand
-
-    @classmethod
-    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Draw:
-        return cls(result, *operands)
 
     @property
     def rows(self) -> int:
@@ -54,15 +48,6 @@ class Draw(Problem):
             "top_k_row": self.top_k.strides[0],
             **self.words.named_strides("words", ("row", "column")),
         }
-
-    @property
-    def arguments(self) -> dict[str, Argument]:
-        """What kernels bind, by their names for it."""
-        return {name: operand.argument for name, operand in zip(self.operand_names, self.operands, strict=True)}
-
-    @property
-    def dims(self) -> Dims:
-        return (), (), (0,)
 
     @property
     def flops(self) -> int:

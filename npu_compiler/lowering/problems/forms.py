@@ -33,6 +33,10 @@ class Computed(Operand):
     made: Group
 
     @property
+    def element(self) -> Expr:
+        return self.expr
+
+    @property
     def is_of_rows(self) -> bool:
         """Whether an element needs its row first, as that of a norm does; else it is elementwise."""
         return has_reduce(self.expr)

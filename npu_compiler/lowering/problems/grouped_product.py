@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.lowering.problems.problem import Problem
 
 __all__ = ["GroupedProduct"]
 
@@ -26,18 +23,11 @@ class GroupedProduct(Problem):
 
     kind = "grouped_matmul"
     operand_names = ("rows", "matrices", "ends")
+    dims = (), (0,), (1,)
 
     rows: Operand
     matrices: Operand
     ends: Operand
-
-    @classmethod
-    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Self:
-        return cls(result, *operands)
-
-    @property
-    def dims(self) -> Dims:
-        return (), (0,), (1,)
 
     @property
     def groups(self) -> int:

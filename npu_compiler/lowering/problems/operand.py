@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import DType
-from npu_compiler.tensor.expr import Ref
+from npu_compiler.tensor.expr import Expr, Load, Ref
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["Operand", "are_chunks"]
+__all__ = ["Operand", "are_chunks", "named_strides"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class Operand:
         return self.dtype
 
     @property
+    def element(self) -> Expr:
+        """What each of its elements is, over the view's shape."""
+        return Load(self.ref, self.dtype)
+
+    @property
     def argument(self) -> Argument:
         return self.argument_at(0)
 
@@ -87,9 +92,15 @@ class Operand:
         whole = self.view == self.tensor.view and self.strides[dim] == 1
         return self.tensor.layout.alloc_shape[dim] if whole else self.shape[dim]
 
-    def named_strides(self, prefix: str, names: Iterable[str]) -> dict[str, int]:
+    def named_strides(self, prefix: str, names: Sequence[str]) -> dict[str, int]:
         """Elements from one position to the next along each dimension, by the names of a kernel's parameters."""
-        return {f"{prefix}_{name}": stride for name, stride in zip(names, self.strides, strict=True)}
+        return named_strides(self, prefix, names)
+
+
+def named_strides(operand: Operand | None, prefix: str, names: Sequence[str]) -> dict[str, int]:
+    """As `Operand.named_strides`; zeros for an operand that is absent."""
+    strides = (0,) * len(names) if operand is None else operand.strides
+    return {f"{prefix}_{name}": stride for name, stride in zip(names, strides, strict=True)}
 
 
 def are_chunks(count: int, step: int, multiples: Iterable[int]) -> bool:

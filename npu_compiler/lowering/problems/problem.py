@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.operands import check_size
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.records import changed
@@ -37,15 +38,16 @@ class Problem(ABC):
     result: TracedTensor
 
     @classmethod
-    @abstractmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Self:
-        """The problem that an anchor poses.
+        """The problem that an anchor poses: unless a kind says otherwise, operands and parameters go by their names.
 
         Args:
             result: The anchor's tensor.
             anchor: What the op's definition asked for.
             operands: What it reads, in the op's order.
         """
+        given: dict[str, Any] = {**dict(zip(cls.operand_names, operands, strict=False)), **anchor.attrs}
+        return cls(result, **given)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,6 +64,11 @@ class Problem(ABC):
         """Names of the operands that there are."""
         return [name for name in self.operand_names if getattr(self, name) is not None]
 
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """The operands in memory as kernels bind them that know them by the same names."""
+        return {name: operand.argument for name, operand in zip(self._given, self.operands, strict=True)}
+
     def with_operand(self, position: int, operand: Operand) -> Self:
         """The same problem with one of its operands in another form."""
         return changed(self, **{self._given[position]: operand})
@@ -72,6 +79,11 @@ class Problem(ABC):
         for position, operand in enumerate(self.operands):
             problem = problem.with_operand(position, operand.in_memory)
         return problem
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether all operands are read from memory, as they lie there."""
+        return all(type(operand) is Operand for operand in self.operands)
 
     def reads(self) -> tuple[int, ...]:
         """Indices of the tensors that its operands are read from, or made of."""

@@ -10,7 +10,7 @@ from math import prod
 from typing import Self
 
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Cell", "Recurrence"]
@@ -55,6 +55,7 @@ class Recurrence(Problem):
 
     kind = "recurrence"
     takes_epilogue = False
+    dims = (), (), (0,)
 
     cell: Cell
     names: tuple[str, ...]
@@ -96,10 +97,6 @@ class Recurrence(Problem):
     def states(self) -> int:
         """Elements of h, or of c, after one step."""
         return self.directions * self.batch * self.hidden
-
-    @property
-    def dims(self) -> Dims:
-        return (), (), (0,)
 
     @property
     def flops(self) -> int:

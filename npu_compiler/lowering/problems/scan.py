@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.tensor.expr import Combination, Expr
-from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Scan"]
 
@@ -28,16 +26,12 @@ class Scan(Problem):
 
     kind = "scan"
     operand_names = ("source",)
+    dims = (0,), (1,), (2,)
 
     source: Operand
     combination: Combination
     lift: tuple[Expr, ...]
     value: Expr
-
-    @classmethod
-    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Scan:
-        (source,) = operands
-        return cls(result, source, **anchor.attrs)
 
     @property
     def columns(self) -> int:
@@ -47,10 +41,6 @@ class Scan(Problem):
     @property
     def length(self) -> int:
         return self.shape[1]
-
-    @property
-    def dims(self) -> Dims:
-        return (0,), (1,), (2,)
 
     @property
     def flops(self) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.lowering.dialect import Dialect
-from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.lowering.problems.operand import Operand, named_strides
+from npu_compiler.lowering.problems.problem import Problem
 
 __all__ = ["HOW", "ScatterRows"]
 
@@ -22,33 +20,24 @@ class ScatterRows(Problem):
     """Each row of a result is a row of `base` with those rows of `values` combined whose index names it.
 
     Attributes:
-        base: [outer, rows, inner]; None where all of it is `fill`.
         index: [count], int32, the row of each of `values`; what names no row is for none.
         values: [outer, count, inner].
         how: One of `HOW`.
         include_self: Whether a row of `base` that is named counts among what is combined.
         fill: The value of a base that is in no memory.
+        base: [outer, rows, inner]; None where all of it is `fill`.
     """
 
     kind = "scatter_rows"
     operand_names = ("index", "values", "base")
+    dims = (0,), (1,), (2,)
 
-    base: Operand | None
     index: Operand
     values: Operand
     how: str
     include_self: bool
     fill: float
-
-    @classmethod
-    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> ScatterRows:
-        index, values, *bases = operands
-        how, include_self, fill = (anchor.attrs[name] for name in ("how", "include_self", "fill"))
-        return cls(result, bases[0] if bases else None, index, values, how, include_self, fill)
-
-    @property
-    def dims(self) -> Dims:
-        return (0,), (1,), (2,)
+    base: Operand | None = None
 
     @property
     def count(self) -> int:
@@ -72,9 +61,6 @@ class ScatterRows(Problem):
     @property
     def sizes(self) -> dict[str, int]:
         """Sizes, and where rows lie, by the names of kernels' parameters."""
-        _, rows, width = self.shape
-        base = (0, 0, 0) if self.base is None else self.base.strides
-        names = ("outer", "row", "column")
-        strides = {f"base_{name}": stride for name, stride in zip(names, base, strict=True)}
-        strides |= {f"values_{name}": stride for name, stride in zip(names, self.values.strides, strict=True)}
-        return {"rows": rows, "width": width, "count": self.count, "index_step": self.index.strides[0], **strides}
+        (_, rows, width), along = self.shape, ("outer", "row", "column")
+        sizes = {"rows": rows, "width": width, "count": self.count, "index_step": self.index.strides[0]}
+        return {**sizes, **named_strides(self.base, "base", along), **self.values.named_strides("values", along)}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.dtypes import INT64
 from npu_compiler.integers import power_of_two
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.lowering.problems.problem import Problem
 
 __all__ = ["Sort"]
 
@@ -29,14 +27,10 @@ class Sort(Problem):
 
     kind = "sort"
     operand_names = ("source",)
+    dims = (0,), (1,), (2,)
 
     source: Operand
     descending: bool
-
-    @classmethod
-    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Sort:
-        (source,) = operands
-        return cls(result, source, anchor.attrs["descending"])
 
     @property
     def rows(self) -> int:
@@ -64,10 +58,6 @@ class Sort(Problem):
     def is_wide(self) -> bool:
         """Whether elements have 64 bits."""
         return self.source.dtype == INT64
-
-    @property
-    def dims(self) -> Dims:
-        return (0,), (1,), (2,)
 
     @property
     def flops(self) -> int:

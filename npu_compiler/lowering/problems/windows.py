@@ -55,7 +55,7 @@ def image_values(image: Operand, shape: tuple[int, ...]) -> dict[str, int]:
         "out_height": shape[2],
         "out_width": shape[3],
         "image_stride": image_stride,
+        "channel_stride": channel_stride,
         "y_stride": y_stride,
         "x_stride": x_stride,
-        "channel_stride": channel_stride,
     }

@@ -1,8 +1,0 @@
-"""What the kernel files of tiles agree on with `Tiling`, whatever they multiply."""
-
-from __future__ import annotations
-
-__all__ = ["TILE_MACROS"]
-
-TILE_MACROS = "AHEAD? TEAMS PANEL TILE_M TILE_N TILE_K WARPS_M WARPS_N STAGES BLOCKS SPLITS SHARED_BYTES RESULT_TILES"
-"""What `Tiling.macros` defines."""
