@@ -37,6 +37,39 @@ class PackedLoad:
     storage: str
 
 
+@dataclass(frozen=True)
+class _Side:
+    """A load of an epilogue that is the same for all columns, or for all rows but not of neighbours.
+
+    Attributes:
+        leaf: The load.
+        name: What it is called where it was fetched.
+        source: The text that loads an element.
+        storage: Its storage type.
+        by_row: Whether it is the same for all columns.
+        count: How many of it a pack of results takes.
+    """
+
+    leaf: Load
+    name: str
+    source: str
+    storage: str
+    by_row: bool
+    count: int
+
+    def lines(self, inner: str) -> list[str]:
+        """Statements that fetch it; `inner` is the position of the first result of a pack."""
+        if self.count == 1:
+            return [f"    fetched.{self.name}[0] = {self.source};"]
+        return [
+            "    #pragma unroll",
+            f"    for (int u = 0, first = {inner}; u < {self.count}; ++u) {{",
+            f"        const int {inner} = first + u;",
+            f"        fetched.{self.name}[u] = {self.source};",
+            "    }",
+        ]
+
+
 def pack_size(group: Group, operands: Operands, width: int, axis: int = -1, most: int = PACK_SIZES[0]) -> int:
     """Elements of a pack: the most for which the output, and best all contiguous operands, are aligned; else 1.
 
@@ -204,8 +237,8 @@ def epilogue(
     """Device functions that compute `size` neighbours from their position, and store them.
 
     ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both. With an anchor, ``fetch`` has
-    two parts: ``fetch_by_column`` reads what is the same for all rows, ``fetch_by_element`` what is not, and
-    ``ask_by_element`` has that on its way to the level-2 cache.
+    three parts: ``fetch_by_row`` reads what is the same for all columns, ``fetch_by_column`` what is the same for all
+    rows, ``fetch_by_element`` other packs, and ``ask_by_element`` has these on their way to the level-2 cache.
 
     Args:
         group: What to compute.
@@ -220,22 +253,24 @@ def epilogue(
     """
     storage = CUDA.storage[group.output.dtype.name]
     loads = packed_loads(found.operands, [group.expr], size, indexed=True, checked=group.is_elementwise)
-    operands = with_packs(found.operands, loads, "fetched.")
+    sides = _sides(group, found, loads, size) if values else []
+    operands = _with_sides(with_packs(found.operands, loads, "fetched."), sides)
     pointers, passed = f"{pointer_parameters(operands, CUDA)}const Params& p", f"{pointer_arguments(operands)}p"
     value = "value, " if values else ""
     inline = "__device__ __forceinline__"
     packs = {f"x{number}": load for number, load in enumerate(loads)}
-    by_column = {name: load for name, load in packs.items() if values and _is_by_column(load, found)}
+    by_column = {name: load for name, load in packs.items() if values and _is_by_column(load.leaf, found)}
     by_element = {name: load for name, load in packs.items() if name not in by_column}
     parameters, arguments = f"{positions}{pointers}", f"{names}{passed}"
     if values:
         fetching = [
-            *_fetching("FetchedByColumn", "fetch_by_column", by_column, size, parameters, found),
+            *_fetching("FetchedByRow", "fetch_by_row", {}, size, parameters, found, _of(sides, True)),
+            *_fetching("FetchedByColumn", "fetch_by_column", by_column, size, parameters, found, _of(sides, False)),
             *_fetching("FetchedByElement", "fetch_by_element", by_element, size, parameters, found),
-            "struct Fetched : FetchedByColumn, FetchedByElement {};",
+            "struct Fetched : FetchedByRow, FetchedByColumn, FetchedByElement {};",
             f"{inline} Fetched fetch({parameters})",
             "{",
-            f"    return {{fetch_by_column({arguments}), fetch_by_element({arguments})}};",
+            f"    return {{fetch_by_row({arguments}), fetch_by_column({arguments}), fetch_by_element({arguments})}};",
             "}",
             *_asking(by_element, parameters, found),
             *(_source_of_element(by_element, parameters, found) if gives else []),
@@ -263,21 +298,58 @@ def epilogue(
     return "\n".join(lines)
 
 
-def _is_by_column(load: PackedLoad, found: Positions) -> bool:
-    """Whether a pack is the same for all rows and batches."""
-    outside = found.operands.walks[load.leaf][:-1]
-    return not found.statements and not any(outside) and not _guarded(found.operands, load.leaf)
+def _is_by_column(load: Load, found: Positions) -> bool:
+    """Whether what is loaded is the same for all rows and batches, and another for each column."""
+    walk = found.operands.walks[load]
+    return bool(walk[-1]) and not any(walk[:-1]) and not found.statements and not _guarded(found.operands, load)
+
+
+def _is_by_row(load: Load, found: Positions) -> bool:
+    """Whether what is loaded is the same for all columns."""
+    return not found.operands.walks[load][-1] and not found.statements and not _guarded(found.operands, load)
+
+
+def _sides(group: Group, found: Positions, packed: Sequence[PackedLoad], size: int) -> list[_Side]:
+    """What an epilogue reads element by element though it is the same for all rows, or for all columns."""
+    names, taken = found.operands.names.loads, {load.leaf for load in packed}
+    loads = [load for load in _loads([group.expr]) if load.index is None and load in names and load not in taken]
+    sides: list[_Side] = []
+    for load in loads:
+        by_row = _is_by_row(load, found)
+        if by_row or _is_by_column(load, found):
+            pointer, address, _ = names[load]
+            storage, count = CUDA.storage[load.dtype.name], 1 if by_row else size
+            sides.append(_Side(load, f"s{len(sides)}", f"{pointer}[{address}]", storage, by_row, count))
+    return sides
+
+
+def _of(sides: Sequence[_Side], by_row: bool) -> list[_Side]:
+    return [side for side in sides if side.by_row == by_row]
+
+
+def _with_sides(operands: Operands, sides: Sequence[_Side]) -> Operands:
+    """Operands whose sides are read where they were fetched."""
+    names = dict(operands.names.loads)
+    names.update({side.leaf: (f"fetched.{side.name}", "u" if side.count > 1 else "0", False) for side in sides})
+    return changed(operands, names=changed(operands.names, loads=names))
 
 
 def _fetching(
-    struct: str, function: str, packs: Mapping[str, PackedLoad], size: int, parameters: str, found: Positions
+    struct: str,
+    function: str,
+    packs: Mapping[str, PackedLoad],
+    size: int,
+    parameters: str,
+    found: Positions,
+    sides: Sequence[_Side] = (),
 ) -> list[str]:
-    """A struct of packs, and the function that reads them."""
+    """A struct of packs and of what is read element by element, and the function that reads them."""
     printer = Printer(CUDA, found.operands.names)
     sources = {name: pack_source(load, printer) for name, load in packs.items()}
     return [
         f"struct {struct} {{",
         *(f"    Pack<{load.storage}, {size}> {name};" for name, load in packs.items()),
+        *(f"    Pack<{side.storage}, {side.count}> {side.name};" for side in sides),
         "};",
         f"__device__ __forceinline__ {struct} {function}({parameters})",
         "{",
@@ -285,6 +357,7 @@ def _fetching(
         *printer.lines,
         f"    {struct} fetched;",
         *(f"    fetched.{name} = {source};" for name, source in sources.items()),
+        *(line for side in sides for line in side.lines(found.inner)),
         "    return fetched;",
         "}",
     ]
@@ -345,7 +418,7 @@ def is_plain(load: PackedLoad) -> bool:
 def packs_by_element(group: Group, found: Positions, size: int) -> list[PackedLoad]:
     """What ``fetch_by_element`` of an epilogue reads."""
     loads = packed_loads(found.operands, [group.expr], size, indexed=True, checked=group.is_elementwise)
-    return [load for load in loads if not _is_by_column(load, found)]
+    return [load for load in loads if not _is_by_column(load.leaf, found)]
 
 
 def _result_lines(

@@ -140,10 +140,7 @@ def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
     longest = max(*(reduce.extent for reduce in reductions(group.expr)), group.shape[-1], 1)
     packs = ceil_div(longest, _row_pack(group, operands))
     kept = 1 if rows < _MANY_ROWS else 4
-    threads = 32
-    while threads < _MAX_THREADS and packs > threads * kept:
-        threads *= 2
-    return _block_shape(group, operands, threads)
+    return _block_shape(group, operands, min(_MAX_THREADS, 32 * ceil_div(packs, 32 * kept)))
 
 
 def _block_shape(group: Group, operands: Operands, threads: int) -> _Shape:
@@ -180,7 +177,7 @@ def _compute_row(
     ]
     for number, phase in enumerate(program.phases):
         lines += _phase(phase, number, shape, inside)
-    lines += _store_beside(program)
+    lines += [*program.tail, *_store_beside(program)]
     packed = shape.size > 1 and program.width == program.phases[0].extent
     lines += _packed_results(found, program, inside, shape, storage) if packed else _results(program, shape, storage)
     lines.append("}")
@@ -270,6 +267,7 @@ def _phase(phase: RowPhase, number: int, shape: _Shape, inside: Sequence[str]) -
     """A reduction over the row, whose result every thread ends up with."""
     part, name, kind = f"part{number}", reduction_of(phase), state_type(phase)
     return [
+        *phase.head,
         f"    {kind} {part} = {identity(phase)};",
         *_loop(phase.extent, shape, shape.size),
         *inside,

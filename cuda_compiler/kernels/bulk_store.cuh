@@ -2,43 +2,27 @@
 // results of four blocks of columns, a group, are eight neighbours in each of two rows.
 constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = 8 / TAKEN;
 
-// What the epilogue reads for a thread's results of one group.
-struct GroupOperands {
-    Fetched at[2][PACKS];
-};
-
-__device__ __forceinline__ void fetch_group(GroupOperands& found, int row, int col, EPILOGUE_PARAMETERS const Params& p)
+// Whether a result is one of the matrix, whose columns are whole groups. Nothing is asked where tiles fill it: without
+// conditions the compiler has one group's arithmetic fill the waits of another's.
+__device__ __forceinline__ bool is_inside(int row, int group_col, const Params& p)
 {
-    #pragma unroll
-    for (int half_group = 0; half_group < 2; ++half_group) {
-        int r = row + half_group * 8;
-        #pragma unroll
-        for (int pack = 0; pack < PACKS; ++pack) {
-            if (r < p.m && col < p.n) {
-                found.at[half_group][pack] = fetch(0, r, col / PAIRS + pack * STORE_SIZE, EPILOGUE_ARGUMENTS p);
-            }
-        }
-    }
+    return (WHOLE_ROWS || row < p.m) && (WHOLE_COLUMNS || group_col < p.n);
 }
 
-__device__ __forceinline__ void store_group(
-    const float (&sum)[4][4], const GroupOperands& found, int row, int col, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+// Stores a pack of a thread's results of one group, of its upper or its lower row.
+__device__ __forceinline__ void store_part(
+    const float (&sum)[4][4], int half_group, int pack, const Fetched& fetched, int row, int group_col, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
 {
+    int col = group_col + int(threadIdx.x) % 4 * 8;
+    float value[TAKEN];
     #pragma unroll
-    for (int half_group = 0; half_group < 2; ++half_group) {
-        int r = row + half_group * 8;
-        #pragma unroll
-        for (int pack = 0; pack < PACKS; ++pack) {
-            float value[TAKEN];
-            #pragma unroll
-            for (int i = 0; i < TAKEN; ++i) {
-                int at = pack * TAKEN + i;
-                value[i] = sum[at / 2][half_group * 2 + at % 2];
-            }
-            if (r < p.m && col < p.n) {
-                store(value, found.at[half_group][pack], 0, r, col / PAIRS + pack * STORE_SIZE, out, EPILOGUE_ARGUMENTS p);
-            }
-        }
+    for (int i = 0; i < TAKEN; ++i) {
+        int at = pack * TAKEN + i;
+        value[i] = sum[at / 2][half_group * 2 + at % 2];
+    }
+    if (is_inside(row, group_col, p)) {
+        store(value, fetched, 0, row, col / PAIRS + pack * STORE_SIZE, out, EPILOGUE_ARGUMENTS p);
     }
 }
 
@@ -54,30 +38,108 @@ __device__ __forceinline__ void take_group(float (&taken)[4][4], const Sums& sum
 #if SPLITS == 1
 #define KERNEL_ATTRIBUTES
 
-// Stores what a warp, by its number among those that multiply, has.
-__device__ __forceinline__ void finish(
-    const Sums& sums, const Ring& ring, const Work& work, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
-{
-    int lane = int(threadIdx.x % 32), col = work.col + group_col(warp / 4) + lane % 4 * 8;
-    int row = work.row + group_row(warp / 4) + warp % 4 * 16 + lane / 4;
-    constexpr int AHEAD = TURNS ? 0 : 1; // of two warpgroups that take turns, the other hides the latency
-    GroupOperands found[AHEAD + 1];
-    if (AHEAD) {
-        fetch_group(found[0], row, col, EPILOGUE_ARGUMENTS p);
-    }
-    #pragma unroll
-    for (int group = 0; group < STEPS_M * GROUPS; ++group) {
-        int next = group + AHEAD;
-        if (next < STEPS_M * GROUPS) {
-            int r = row + next / GROUPS * 64, c = col + next % GROUPS * 32;
-            fetch_group(found[next % (AHEAD + 1)], r, c, EPILOGUE_ARGUMENTS p);
+// What the epilogue reads for the results of a thread, which are ITEMS groups: those of a group of columns follow each other.
+// It is asked for before the tile is multiplied, as far as there are registers: all that is the same for all columns, what is
+// the same for all rows a group of columns ahead, the rest as many groups ahead as fit.
+struct Operands {
+    static constexpr int ITEMS = STEPS_M * GROUPS, OTHER_REGISTERS = 28, REGISTERS_OF_ELEMENTS = 28; // of their addresses
+    static constexpr int FREE_REGISTERS = PRODUCT_REGISTERS - OTHER_REGISTERS - STEPS_M * GROUP_COLUMNS / 2;
+    static constexpr int SIDES = STEPS_M * 2 * int(sizeof(FetchedByRow)) + 2 * PACKS * int(sizeof(FetchedByColumn));
+    static constexpr int FREE_BYTES = (FREE_REGISTERS - REGISTERS_OF_ELEMENTS) * 4 - SIDES;
+    static constexpr int FITTING = FREE_BYTES / (2 * PACKS * int(sizeof(FetchedByElement)));
+    static constexpr int HELD = FITTING < 1 ? 1 : FITTING < ITEMS ? FITTING : ITEMS;
+    static constexpr bool EARLY = FITTING >= 1, SIDES_EARLY = FREE_REGISTERS * 4 >= SIDES; // else when their turn comes
+    static constexpr int COLUMNS_HELD = SIDES_EARLY ? 2 : 1;
+    int row, first_col; // of the thread's results, and of its warp's
+    FetchedByRow of_row[STEPS_M * 2];
+    FetchedByColumn of_column[COLUMNS_HELD][PACKS];
+    FetchedByElement of_element[HELD][2][PACKS];
+
+    __device__ __forceinline__ Operands(const Work& work, int warp, EPILOGUE_PARAMETERS const Params& p)
+    {
+        row = work.row + group_row(warp / 4) + warp % 4 * 16 + int(threadIdx.x) % 32 / 4;
+        first_col = work.col + group_col(warp / 4);
+        if (SIDES_EARLY) {
+            fetch_rows(EPILOGUE_ARGUMENTS p);
+            fetch_column(0, EPILOGUE_ARGUMENTS p);
         }
-        float own[4][4];
-        take_group(own, sums, group);
-        store_group(own, found[group % (AHEAD + 1)], row + group / GROUPS * 64, col + group % GROUPS * 32, out,
-                    EPILOGUE_ARGUMENTS p);
+        #pragma unroll
+        for (int item = 0; item < (EARLY ? HELD : 0); ++item) {
+            fetch_element(item, EPILOGUE_ARGUMENTS p);
+        }
     }
-}
+
+    __device__ __forceinline__ int row_of(int step, int half_group) const { return row + step * 64 + half_group * 8; }
+    __device__ __forceinline__ int col_of(int group) const { return first_col + group * 32; }
+    __device__ __forceinline__ int pack_of(int group, int pack) const
+    {
+        return (col_of(group) + int(threadIdx.x) % 4 * 8) / PAIRS + pack * STORE_SIZE;
+    }
+
+    __device__ __forceinline__ void fetch_rows(EPILOGUE_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int i = 0; i < STEPS_M * 2; ++i) {
+            int r = row_of(i / 2, i % 2);
+            if (WHOLE_ROWS || r < p.m) {
+                of_row[i] = fetch_by_row(0, r, first_col / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void fetch_column(int group, EPILOGUE_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int pack = 0; pack < PACKS; ++pack) {
+            if (WHOLE_COLUMNS || col_of(group) < p.n) {
+                of_column[group % COLUMNS_HELD][pack] =
+                    fetch_by_column(0, row, pack_of(group, pack), EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void fetch_element(int item, EPILOGUE_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int i = 0; i < 2 * PACKS; ++i) {
+            int r = row_of(item % STEPS_M, i / PACKS), group = item / STEPS_M;
+            if (is_inside(r, col_of(group), p)) {
+                of_element[item % HELD][i / PACKS][i % PACKS] =
+                    fetch_by_element(0, r, pack_of(group, i % PACKS), EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store_all(const Sums& sums, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    {
+        if (!SIDES_EARLY) {
+            fetch_rows(EPILOGUE_ARGUMENTS p);
+        }
+        #pragma unroll
+        for (int item = 0; item < ITEMS; ++item) {
+            int step = item % STEPS_M, group = item / STEPS_M, next = group + COLUMNS_HELD - 1;
+            if (!EARLY) {
+                fetch_element(item, EPILOGUE_ARGUMENTS p);
+            }
+            if (step == 0 && next < GROUPS) {
+                fetch_column(next, EPILOGUE_ARGUMENTS p);
+            }
+            float own[4][4];
+            take_group(own, sums, step * GROUPS + group);
+            #pragma unroll
+            for (int i = 0; i < 2 * PACKS; ++i) {
+                int half_group = i / PACKS, pack = i % PACKS;
+                Fetched fetched{of_row[step * 2 + half_group], of_column[group % COLUMNS_HELD][pack],
+                                of_element[item % HELD][half_group][pack]};
+                store_part(own, half_group, pack, fetched, row_of(step, half_group), col_of(group), out,
+                           EPILOGUE_ARGUMENTS p);
+            }
+            if (EARLY && item + HELD < ITEMS) {
+                fetch_element(item + HELD, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+};
 #else
 #define KERNEL_ATTRIBUTES __cluster_dims__(1, SPLITS, 1)
 
@@ -100,9 +162,15 @@ __device__ __forceinline__ void finish(
     for (int group = split + SPLITS * warp; group < ALL; group += SPLITS * 8) {
         int owner = group / OWN, inside = group % OWN;
         int row = work.row + group_row(owner / 4) + inside / GROUPS * 64 + owner % 4 * 16 + lane / 4;
-        int col = work.col + group_col(owner / 4) + inside % GROUPS * 32 + lane % 4 * 8;
-        GroupOperands found;
-        fetch_group(found, row, col, EPILOGUE_ARGUMENTS p);
+        int col = work.col + group_col(owner / 4) + inside % GROUPS * 32;
+        Fetched found[2 * PACKS];
+        #pragma unroll
+        for (int i = 0; i < 2 * PACKS; ++i) {
+            int r = row + i / PACKS * 8, c = (col + lane % 4 * 8) / PAIRS + i % PACKS * STORE_SIZE;
+            if (is_inside(r, col, p)) {
+                found[i] = fetch(0, r, c, EPILOGUE_ARGUMENTS p);
+            }
+        }
         float sum[4][4] = {};
         #pragma unroll
         for (int block = 0; block < SPLITS; ++block) {
@@ -112,7 +180,10 @@ __device__ __forceinline__ void finish(
                 sum[i][0] += part.x, sum[i][1] += part.y, sum[i][2] += part.z, sum[i][3] += part.w;
             }
         }
-        store_group(sum, found, row, col, out, EPILOGUE_ARGUMENTS p);
+        #pragma unroll
+        for (int i = 0; i < 2 * PACKS; ++i) {
+            store_part(sum, i / PACKS, i % PACKS, found[i], row + i / PACKS * 8, col, out, EPILOGUE_ARGUMENTS p);
+        }
     }
     leave_cluster(); // the others may still read what is staged here
 }
@@ -135,7 +206,13 @@ __device__ __forceinline__ void multiply_and_store(
             continue;
         }
         Sums sums;
+#if SPLITS == 1
+        Operands operands(work, group * 4 + warp, EPILOGUE_ARGUMENTS p);
+        multiply_steps(sums, ring, turn, group, work.count);
+        operands.store_all(sums, out, EPILOGUE_ARGUMENTS p);
+#else
         multiply_steps(sums, ring, turn, group, work.count);
         finish(sums, ring, work, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
+#endif
     }
 }

@@ -9,6 +9,13 @@ constexpr int A_COPIED = COPIED_ROWS * 128; // of a matrix of fewer rows than a 
 static_assert(GROUP_COLUMNS % 32 == 0 && GROUP_ROWS % 64 == 0, "whole groups of lines");
 static_assert(SPLITS == 1 || !TURNS, "blocks of a cluster add one tile");
 
+// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin; or to
+// another block of this one.
+constexpr bool LEAN = RESIDENT == 1 && STEPS_M * GROUP_COLUMNS <= 160;
+constexpr int MOST_THREADS = LEAN ? 512 : RESIDENT * THREADS, COPY_REGISTERS = LEAN ? 56 : 24;
+constexpr int PRODUCT_REGISTERS = RESIDENT == 2 ? 104 : LEAN ? 160 : 240;
+static_assert(RESIDENT == 1 || STEPS_M * GROUP_COLUMNS <= 96, "what half of the registers hold");
+
 // Where the results of a warpgroup begin in a tile.
 __device__ __forceinline__ int group_row(int group) { return TURNS || SHARED_COLUMNS ? 0 : group * GROUP_ROWS; }
 __device__ __forceinline__ int group_col(int group) { return SHARED_COLUMNS ? group * GROUP_COLUMNS : 0; }

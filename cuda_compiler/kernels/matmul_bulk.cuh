@@ -6,13 +6,6 @@
 // Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the tensor
 // cores, are eight neighbours of a row.
 
-// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin; or to
-// another block of this one.
-constexpr bool LEAN = RESIDENT == 1 && STEPS_M * GROUP_COLUMNS <= 160;
-constexpr int MOST_THREADS = LEAN ? 512 : RESIDENT * THREADS, COPY_REGISTERS = LEAN ? 56 : 24;
-constexpr int PRODUCT_REGISTERS = RESIDENT == 2 ? 104 : LEAN ? 160 : 240;
-static_assert(RESIDENT == 1 || STEPS_M * GROUP_COLUMNS <= 96, "what half of the registers hold");
-
 // What the copying thread does. With B_CONSTANT nothing before this grid writes what b holds.
 __device__ __forceinline__ void copy_operands(
     const Ring& ring, const TensorMap& a, const TensorMap& b, const Params& p)

@@ -151,8 +151,10 @@ struct TileResults {
                 for (int i = 0; i < TAKEN; ++i) {
                     part[i] = value[held][number % EACH * TAKEN + i];
                 }
-                Fetched fetched{of_column[column_of(number) % COLUMNS_HELD], of_element[number % DEPTH]};
-                epilogue.store(part, fetched, batch, row_of(number), base + col_of(number), out, operands...);
+                int r = row_of(number), c = base + col_of(number);
+                Fetched fetched{epilogue.fetch_by_row(batch, r, c, operands...),
+                                of_column[column_of(number) % COLUMNS_HELD], of_element[number % DEPTH]};
+                epilogue.store(part, fetched, batch, r, c, out, operands...);
             }
             epilogue.stored(step_of(number), pack_of(number));
             if (number + DEPTH < COUNT) {

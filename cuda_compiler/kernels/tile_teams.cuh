@@ -108,10 +108,16 @@ __device__ __forceinline__ int start_products(Accumulator& sum, Ring& ring, int 
 // The generated functions of a kernel with one epilogue.
 struct OwnEpilogue {
     static constexpr bool OWN_ROWS = false; // for which lanes leave each other nothing
+    using FetchedByRow = ::FetchedByRow;
     using FetchedByColumn = ::FetchedByColumn;
     using FetchedByElement = ::FetchedByElement;
     using Fetched = ::Fetched;
 
+    template <typename... Given>
+    __device__ __forceinline__ static FetchedByRow fetch_by_row(const Given&... given)
+    {
+        return ::fetch_by_row(given...);
+    }
     template <typename... Given>
     __device__ __forceinline__ static FetchedByColumn fetch_by_column(const Given&... given)
     {

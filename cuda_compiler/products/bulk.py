@@ -32,7 +32,7 @@ _TAKEN = 8  # neighbours of a row that a thread has
 MATMUL_BULK = KernelTemplate(
     "matmul_bulk",
     params="int m, n, k, tiles_m, tiles_n",
-    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL RESIDENT B_CONSTANT",
+    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL RESIDENT WHOLE_ROWS WHOLE_COLUMNS B_CONSTANT",
     inputs="a b",
     shared_bytes=None,
     files="tensor_cores.cuh warpgroups.cuh copy_engine.cuh bulk_copies.cuh bulk_tile.cuh bulk_store.cuh",
@@ -83,7 +83,7 @@ def lower_bulk(
         MATMUL_BULK,
         grid=(tiling.blocks(tiles_m * tiles_n, lowering.device), tiling.splits, 1),
         values=bulk_values(found, tiling),
-        macros={**tiling.macros(found.m), "B_CONSTANT": int(found.b.is_constant)},
+        macros={**tiling.macros(found.m, found.n), "B_CONSTANT": int(found.b.is_constant)},
         inputs={"a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
         flops=2 * prod(found.shape) * found.a.operand.shape[-1],
         text=warpgroup_product(tiling.group_columns, multiplied),

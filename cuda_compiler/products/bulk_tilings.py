@@ -89,8 +89,8 @@ class BulkTiling(BulkTile):
         """Blocks to launch for each part of k: where they stay, as many as run at once at the most."""
         return tiles if self.splits > 1 else min(device.cores * self.resident, tiles)
 
-    def macros(self, m: int) -> dict[str, object]:
-        """What the kernel's file expects, for a left matrix of m rows."""
+    def macros(self, m: int, n: int) -> dict[str, object]:
+        """What the kernel's file expects, for a result [m, n]."""
         return {
             "TILE_M": self.rows,
             "TILE_N": self.columns,
@@ -100,6 +100,8 @@ class BulkTiling(BulkTile):
             "SPLITS": self.splits,
             "PANEL": _PANEL,
             "RESIDENT": self.resident,
+            "WHOLE_ROWS": int(m % self.rows == 0),
+            "WHOLE_COLUMNS": int(n % self.columns == 0),
         }
 
 
@@ -171,14 +173,16 @@ def bulk_clocks(
     rounds = costs.whole_rounds * ceil(average) + (1 - costs.whole_rounds) * average
     results = tiling.rows * tiling.columns
     step = max(_step(tiling), costs.step, least_step)
-    steps = rounds * ceil(ceil(asked.k / LINE) / tiling.splits)
+    products = step * ceil(ceil(asked.k / LINE) / tiling.splits)
+    stored = costs.store * results * (2 if tiling.turns else 1)  # by half of the warps where they take turns
+    each = max(products, (products + stored) / 2) if tiling.turns else products
     sides = min(tiling.rows, asked.m) + tiling.columns
     copied = 2 * asked.tiles(tiling.rows, tiling.columns) * sides * asked.k / costs.cache_bytes
-    products = costs.launch + max(steps * step, copied, 2 * asked.n * asked.k / costs.memory_bytes)
+    clocks = costs.launch + max(rounds * each, copied, 2 * asked.n * asked.k / costs.memory_bytes)
     if tiling.turns:
-        return products + 2 * costs.store * results  # the last tile's alone, by half of the warps
+        return clocks + stored  # the last tile's alone
     added = costs.add + costs.add_result * results if tiling.splits > 1 else 0
-    return products + rounds * costs.store * results + added
+    return clocks + rounds * stored + added
 
 
 def _step(tiling: BulkTiling) -> float:

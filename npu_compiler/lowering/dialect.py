@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from npu_compiler.dtypes import BOOL, INT64, DType
 from npu_compiler.tensor.coded import encoded_number
-from npu_compiler.tensor.expr import FUNCTIONS, Call, Checked, Const, Expr, Iota, Load, children
+from npu_compiler.tensor.expr import FUNCTIONS, Call, Checked, Const, Expr, Iota, Load, Reduce, children
 
 __all__ = ["CHECK", "Dialect", "LeafNames", "Printer", "is_small"]
 
@@ -158,6 +158,29 @@ class Printer:
                 self._name(node, self._text(node, [self._operand(child) for child in self._parts(node)]))
                 stack.pop()
         return self._operand(expr)
+
+    def hoist(self, expr: Expr) -> None:
+        """Computes the parts of `expr` that read nothing and need nothing but what is known, once for all scopes."""
+        known: dict[Expr, bool] = {}
+        stack = [expr]
+        while stack:
+            node = stack[-1]
+            reads = isinstance(node, Load | Iota | Checked | Reduce)
+            parts = () if reads or self._at_hand(node) is not None else self._parts(node)
+            missing = [part for part in parts if part not in known]
+            if missing:
+                stack.extend(missing)
+            else:
+                known[node] = self._at_hand(node) is not None or (not reads and all(known[part] for part in parts))
+                stack.pop()
+        stack, seen = [expr], set[Expr]()
+        while stack:
+            node = stack.pop()
+            if known.get(node):
+                self.value(node)
+            elif node not in seen and not isinstance(node, Load | Iota | Checked | Reduce):
+                seen.add(node)
+                stack.extend(reversed(self._parts(node)))
 
     def variable_of(self, expr: Expr) -> str:
         """As `value`, but always a variable of its own, which nothing else changes."""

@@ -97,6 +97,7 @@ class RowPhase:
         body: Statements of the loop over the column ``c``.
         values: The numbers that each column contributes.
         extent: Columns.
+        head: Statements ahead of the loop: what is the same for all columns.
     """
 
     name: str
@@ -106,6 +107,7 @@ class RowPhase:
     body: str
     values: tuple[str, ...]
     extent: int
+    head: tuple[str, ...] = ()
 
     def names(self, state: str) -> tuple[str, ...]:
         """The variables that hold the numbers of a state."""
@@ -144,6 +146,7 @@ class RowProgram:
     Attributes:
         head: Statements ahead of all loops: indices that are the same all along a row are checked once.
         phases: The reductions, each after those it depends on.
+        tail: Statements behind them: what is the same for all columns of the last loop.
         body: Statements of the last loop, over the column ``c``.
         value: The result of each column.
         place: Where it is stored.
@@ -159,6 +162,7 @@ class RowProgram:
     width: int
     beside: str = ""
     beside_body: tuple[str, ...] = ()
+    tail: tuple[str, ...] = ()
 
 
 def row_operands(group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str], prefix: str = "") -> Operands:
@@ -180,32 +184,42 @@ def row_program(group: Group, operands: Operands, dialect: Dialect, *, hoisting:
         group: The group.
         operands: Of `row_operands`.
         dialect: The language.
-        hoisting: Whether the kernel has a place for `RowProgram.head`.
+        hoisting: Whether the kernel has a place for `RowProgram.head` and `RowProgram.tail`.
     """
     printer = Printer(dialect, operands.names)
     for check in _uniform_checks(group, operands) if hoisting else ():
         printer.value(check)
+    head = "\n".join(printer.lines)
     phases: dict[object, RowPhase] = {}  # by what is walked over
     for node in reductions(group.expr):
         if node.row not in phases:
+            before = _hoisted(printer, node.args) if hoisting else ()
             inner = printer.scope("        ")
             values = tuple(map(inner.value, node.args))
             registers = tuple(dialect.register(arg.dtype) for arg in node.args)
             identity = tuple(dialect.literal(const.value, const.dtype) for const in node.combination.identity)
             body = "\n".join(inner.lines)
             name = f"r{len(phases)}"
-            phases[node.row] = RowPhase(name, node.combination, registers, identity, body, values, node.extent)
+            phases[node.row] = RowPhase(name, node.combination, registers, identity, body, values, node.extent, before)
         printer.define(node, phases[node.row].names(phases[node.row].name)[node.item])
+    tail = _hoisted(printer, [group.expr]) if hoisting else ()
     inner = printer.scope("        ")
     value = inner.value(group.expr)
     place = scatter_place(group, operands.output, inner)
-    head, body = "\n".join(printer.lines), "\n".join(inner.lines)
-    found = tuple(phases.values())
+    body, found = "\n".join(inner.lines), tuple(phases.values())
     if group.beside is None:
-        return RowProgram(head, found, body, value, place, group.shape[-1])
+        return RowProgram(head, found, body, value, place, group.shape[-1], tail=tail)
     alone = printer.scope("        ")
     beside = alone.value(group.beside[1])
-    return RowProgram(head, found, body, value, place, group.shape[-1], beside, tuple(alone.lines))
+    return RowProgram(head, found, body, value, place, group.shape[-1], beside, tuple(alone.lines), tail)
+
+
+def _hoisted(printer: Printer, exprs: Sequence[Expr]) -> tuple[str, ...]:
+    """Statements for what expressions have that is the same for all columns of the loop to come."""
+    before = len(printer.lines)
+    for expr in exprs:
+        printer.hoist(expr)
+    return tuple(printer.lines[before:])
 
 
 def _uniform_checks(group: Group, operands: Operands) -> list[Checked]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -141,6 +142,57 @@ def test_operands_are_bound_as_maps() -> None:
     assert (a.sizes, a.strides) == ((72, 300), (144,))
     assert (b.sizes, b.strides) == ((72, 2, 4, 4, 2), (144, 8 * 144, 2 * 144, 32 * 144))
     assert b.nbytes == 64 * 72 * 2
+
+
+def scaled(graph: CUDAGraph, m: int, n: int, k: int, kind: str) -> Node:
+    """A product times a number for each row and one for each column, and what epilogues do with that."""
+    product = graph.call("linear", graph.input(m, k), graph.weight(n, k))
+    product = graph.call("mul.Tensor", product, graph.input(m, 1))
+    if kind == "gated":
+        scales = graph.weight(n)
+        parts = []
+        for first in (0, 1):
+            part = graph.call("slice.Tensor", product, 1, first, n, 2)
+            parts.append(graph.call("mul.Tensor", part, graph.call("slice.Tensor", scales, 0, first, n, 2)))
+        return graph.call("mul.Tensor", graph.call("silu", parts[0]), parts[1])
+    product = graph.call("mul.Tensor", product, graph.weight(n))
+    other = graph.input(m, n) if kind == "residual" else graph.weight(n)
+    return graph.call("add.Tensor", other, product)
+
+
+KINDS = ["bias", "residual", "gated"]
+ON_HOST = [(0, "gated", (50, 96, 72)), (2, "residual", (33, 160, 136)), (11, "residual", (200, 96, 136))]
+ON_HOST += [(13, "bias", (200, 160, 72)), (17, "gated", (300, 160, 72)), (18, "residual", (300, 160, 136))]
+ON_HOST += [(19, "gated", (300, 192, 72)), (21, "residual", (300, 224, 136)), (21, "gated", (300, 224, 136))]
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize(("number", "kind", "sizes"), ON_HOST, ids=str)
+def test_epilogues_on_the_processor(
+    number: int, kind: str, sizes: tuple[int, int, int], force: Force, tmp_path: Path
+) -> None:
+    force(TILINGS[number])
+    graph = CUDAGraph(torch.bfloat16)
+    result = scaled(graph, *sizes, kind)
+    plan = graph.compile(result).main
+    (call,) = [call for step in plan.steps for call in options_of(step)[0].calls]
+    assert isinstance(call, KernelCall)
+    call = replace(call, grid=(min(2, call.grid[0]), 1, 1))
+    given = {**graph._inputs, **{f"p_{name}": tensor for name, tensor in graph._weights.items()}}
+    tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in given.items()}
+    found = run_on_host(plan, call, tensors, tmp_path).copy().view(np.uint16)
+    exact = result.reference
+    error = torch.from_numpy(found).view(torch.bfloat16).double().reshape(exact.shape) - exact
+    assert float(error.norm()) <= 2 * float((exact.bfloat16().double() - exact).norm())
+
+
+@each_tiling
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_of_rows_and_columns(tiling: BulkTiling, kind: str, force: Force, device: Device) -> None:
+    force(tiling)
+    number, graph = TILINGS.index(tiling), CUDAGraph(torch.float16)
+    sizes = SIZES[number % len(SIZES)] if tiling.rows > 64 else FEW_ROWS[number % len(FEW_ROWS)]
+    _all_by_bulk(graph.check(scaled(graph, *sizes, kind), roundings=4, device=device))
 
 
 @each_tiling

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,14 +16,16 @@ from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs
 from cuda_compiler.products.byte_products import bulk_byte_tilings
 from cuda_compiler.tiles.tiling import Asked, Tiling
 from cuda_compiler.tiles.warps import warp_costs
+from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_runtime import Device, load
 from tests.cuda.kernels import check_plan_compiles, kernels_for
 from tests.cuda.test_bulk_products import preferred
-from tests.support.byte_products import KINDS, ByteProduct
+from tests.support.byte_products import KINDS, ByteProduct, codes_of
 from tests.support.coded import kernels_of
+from tests.support.host_kernels import HAS_COMPILER, run_on_host
 
 Force = Callable[["BulkTiling | Tiling"], None]
 
@@ -114,6 +117,29 @@ def test_equals_the_exact_product(kind: torch.dtype, tiling: BulkTiling | Tiling
     m, n, k = SIZES[number % len(SIZES)]
     dtype = (torch.float16, torch.bfloat16)[number % 2]
     check(ByteProduct(n, k, kind, dtype, number % 3 == 0, BEHIND[number % 4]), m, device)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("k", [48, 528, 8960])
+def test_rows_are_rounded_on_the_processor(k: int, norm: bool, tmp_path: Path) -> None:
+    kind = torch.float8_e4m3fn
+    model = ByteProduct(32, k, kind, torch.bfloat16, norm)
+    plan, (x, _) = model.compiled(1030).main, model.inputs(1030)
+    (call,) = plan.steps[0].calls if isinstance(plan.steps[0], CallOption) else [plan.steps[0]]
+    assert isinstance(call, KernelCall)
+    assert plan.kernels[call.kernel].text.count("1.0f / ") == 1
+    text = plan.kernels[call.kernel].text
+    assert text.index("1.0f / ") < text.index("Pack<uint8, 8> result")  # once for a row, not for each code
+    named = {"x": x, "b_gain": model.gain}
+    tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
+    arena = torch.from_numpy(run_on_host(plan, call, tensors, tmp_path).copy())
+    scales, codes = (argument.offset for argument in call.args if argument.writes)
+    expected, each = codes_of(model.numbers(x), kind)
+    found = arena[codes : codes + expected.numel()].view(kind).reshape(expected.shape)
+    error = (found.float() - expected.float()).abs()
+    assert (error > 0).float().mean() < 1e-3  # numbers halfway between two codes
+    assert torch.allclose(arena[scales : scales + each.numel() * 4].view(torch.float32), each.reshape(-1))
 
 
 @each_kind
