@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ __all__ = ["Missing", "Sums", "missing", "refusals_text", "sums", "sums_text"]
 
 _SILENT = 0.99
 _EXAMPLES = 4
+_PARTICULAR = re.compile(r"'[^']*'|\d+")
 
 
 class Missing(NamedTuple):
@@ -71,15 +73,17 @@ def is_wrong(record: Mapping[str, Any]) -> bool:
 
 
 def missing(records: Sequence[Mapping[str, Any]]) -> list[Missing]:
-    """What is left on the CPU, what most models lack first."""
-    models: dict[tuple[str, str], list[str]] = defaultdict(list)
+    """What is left on the CPU, what most models lack first. Reasons are one but for names and numbers."""
+    reasons: dict[tuple[str, str], str] = {}
+    models: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     nodes: dict[tuple[str, str], int] = defaultdict(int)
     for record in records:
         for left in record.get("left", ()):
-            key = (left["op"], left["reason"])
-            models[key].append(record["name"])
+            key = (left["op"], _PARTICULAR.sub("", left["reason"]))
+            reasons.setdefault(key, left["reason"])
+            models[key][record["name"]] = None
             nodes[key] += left["nodes"]
-    found = [Missing(*key, tuple(names), nodes[key]) for key, names in models.items()]
+    found = [Missing(key[0], reasons[key], tuple(names), nodes[key]) for key, names in models.items()]
     return sorted(found, key=lambda each: (-len(each.models), -each.nodes, each.op, each.reason))
 
 

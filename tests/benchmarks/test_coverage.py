@@ -121,6 +121,17 @@ def test_sums_and_what_is_missing() -> None:
     assert [(each.op, len(each.models), each.nodes) for each in missing(records)] == [("aten.sort.default", 2, 3)]
 
 
+def test_reasons_that_differ_by_names_and_numbers_are_one() -> None:
+    reasons = ["'mul_7' has 2147483648 elements, kernels address fewer than 2^31", "'mul_9' has 4 elements"]
+    reasons.append(reasons[0].replace("mul_7", "mul_12"))
+    left = [{"op": "aten.mul.Tensor", "reason": reason, "nodes": 2} for reason in reasons]
+    found = missing([{"name": "a/one", "left": left}])
+    assert [(each.models, each.nodes, each.reason) for each in found] == [
+        (("a/one",), 4, reasons[0]),
+        (("a/one",), 2, reasons[1]),
+    ]
+
+
 def test_records_survive_a_run_that_stops(tmp_path: Path) -> None:
     path = tmp_path / "records.json"
     assert read_records(path) == ({}, {})
