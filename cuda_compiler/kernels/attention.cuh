@@ -1,12 +1,12 @@
 // Attention: result[row] = sum over j of weight[j] * v[j], the weights being the softmax over j of
-// SCALE * (q[row] . k[j]) + mask[row, j]. The scores are never stored: each block of positions updates a running maximum,
-// sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
+// SCALE * (q[row] . k[j]) + mask[row, j]. The scores are never stored: each block of positions updates a running
+// maximum, sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
 //
-// A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys, counted head by head, so
-// that keys and values are read once for all of them. Blocks of positions that the mask closes are not read. The open ones
-// may be shared by up to SPLITS blocks of threads, in turns, unless they are ALONE_TILES or fewer; the last block to finish
-// adds up what they have. A row that is closed everywhere gives zeros. How keys and values become tiles of numbers is a matter of
-// attention_plain_tile.cuh, or of attention_coded_tile.cuh.
+// A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys, counted head by head,
+// so that keys and values are read once for all of them. Blocks of positions that the mask closes are not read. The
+// open ones may be shared by up to SPLITS blocks of threads, in turns, unless they are ALONE_TILES or fewer; the last
+// block to finish adds up what they have. A row that is closed everywhere gives zeros. How keys and values become tiles
+// of numbers is a matter of attention_plain_tile.cuh, or of attention_coded_tile.cuh.
 // Grid: tiles of rows (the last first) in x, splits in y, batch * heads of keys in z.
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const tile_t* q, const stored_t* k, const stored_t* v, SCALE_PARAMETERS const mask_t* mask, SINK_PARAMETER

@@ -1,4 +1,5 @@
-// What attention kernels share: blocks of positions that a mask leaves open, heads that read the same keys, sums of rows.
+// What attention kernels share: blocks of positions that a mask leaves open, heads that read the same keys, sums of
+// rows.
 constexpr float CLOSED = -1e30f; // below every score
 
 // SINK_STEP: each head has a sink, a score that takes its share of the weights and brings no value.
@@ -10,7 +11,8 @@ constexpr float CLOSED = -1e30f; // below every score
 #define SINK_ARGUMENT
 #endif
 
-// The sum of all weights of a row of a query head, relative to the largest score in powers of two, given that of its positions.
+// The sum of all weights of a row of a query head, relative to the largest score in powers of two, given that of its
+// positions.
 __device__ __forceinline__ float whole_sum(float sum, float top, int head, SINK_PARAMETER const Params& p)
 {
 #ifdef SINK_STEP
@@ -30,7 +32,8 @@ __device__ __forceinline__ int masked_as(int batch)
 #endif
 }
 
-// Moves keys, values and mask on to those of one head of keys and of its query heads, or of one of so many parts of these.
+// Moves keys, values and mask on to those of one head of keys and of its query heads, or of one of so many parts of
+// these.
 template <int COUNT = 1, typename K, typename V>
 __device__ __forceinline__ void enter_group(K*& k, V*& v, const mask_t*& mask, int batch, int group, const Params& p)
 {

@@ -1,6 +1,6 @@
-// How parts of a result are put together: those of a block's warps in its own shared memory, those of a cluster's blocks by
-// writing each slice of the result into the shared memory of the block that finishes it, those of several clusters through
-// memory, where the last block to arrive at a slice finishes it.
+// How parts of a result are put together: those of a block's warps in its own shared memory, those of a cluster's
+// blocks by writing each slice of the result into the shared memory of the block that finishes it, those of several
+// clusters through memory, where the last block to arrive at a slice finishes it.
 constexpr int RESULTS = ROWS * V_WIDTH, SLICE = (RESULTS / 4 + CLUSTER - 1) / CLUSTER * 4; // results, and a block's share
 
 // What a block has when all of its warps are done, and what it gets from all blocks of its cluster.

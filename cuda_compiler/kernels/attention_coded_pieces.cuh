@@ -1,5 +1,5 @@
-// Pieces of pages that hold codes of a byte, and behind them the scales of their rows: how they come to shared memory, what is
-// new among them, and their products.
+// Pieces of pages that hold codes of a byte, and behind them the scales of their rows: how they come to shared memory,
+// what is new among them, and their products.
 #define SCALE_PARAMETERS KEPT k_scale_t *k_scales, KEPT v_scale_t *v_scales,
 #define SCALE_ARGUMENTS k_scales, v_scales,
 constexpr float UNIT = 1.0f / VALUE_UNIT; // of results
@@ -83,8 +83,8 @@ __device__ __forceinline__ void write_new(const NewRows& rows, const Pools& pool
     }
 }
 
-// Puts a new token at a place of a piece, with all lanes of a warp: one of the block's own rows, or what `value_of` gives where
-// that is negative.
+// Puts a new token at a place of a piece, with all lanes of a warp: one of the block's own rows, or what `value_of`
+// gives where that is negative.
 template <typename Value>
 __device__ __forceinline__ void put_new(unsigned char* slot, int at, const NewRows& rows, int row, Value value_of)
 {

@@ -1,14 +1,15 @@
-// What a warp does with a piece of 16 positions whose keys and values are codes of a byte, with a scale for each position: the
-// scale of a key multiplies its scores, that of a value the weight of its position, by VALUE_UNIT more, so that half precision
-// holds what it would of the values themselves.
+// What a warp does with a piece of 16 positions whose keys and values are codes of a byte, with a scale for each
+// position: the scale of a key multiplies its scores, that of a value the weight of its position, by VALUE_UNIT more,
+// so that half precision holds what it would of the values themselves.
 //
-// Codes become the numbers that tensor cores multiply in registers: sums take their terms in any order, so a lane reads the
-// neighbours that a row has in 16 bytes, and what it multiplies them by lies accordingly.
+// Codes become the numbers that tensor cores multiply in registers: sums take their terms in any order, so a lane reads
+// the neighbours that a row has in 16 bytes, and what it multiplies them by lies accordingly.
 constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;      // of a row, a lane's; and those side by side
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
 static_assert(HEAD_SIZE % 32 == 0 && VALUE_SIZE % 32 == 0, "a lane has whole words of each row");
 
-// What a lane has of a piece: of keys the rows l / 4 and l / 4 + 8; of values 2 * (l % 4), the next, and both 8 further on.
+// What a lane has of a piece: of keys the rows l / 4 and l / 4 + 8; of values 2 * (l % 4), the next, and both 8 further
+// on.
 struct Keys {
     uint key[2][KEY_WORDS];
     float scale[2];
@@ -35,7 +36,8 @@ __device__ __forceinline__ Words<4> load_words(const Words<4>* source)
     return {words.x, words.y, words.z, words.w};
 }
 
-// A lane's words of a row, in runs that lie STEP bytes apart; from shared memory, or past the level-1 cache from that of the device.
+// A lane's words of a row, in runs that lie STEP bytes apart; from shared memory, or past the level-1 cache from that
+// of the device.
 template <bool SHARED_ROW, int RUN, int STEP, int COUNT>
 __device__ __forceinline__ void read_row(uint (&words)[COUNT], const unsigned char* source)
 {
@@ -114,7 +116,8 @@ __device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries
     }
 }
 
-// result += values * weight. Number i of a lane's results is that of the elements 2 * i and the next of its run of each row.
+// result += values * weight. Number i of a lane's results is that of the elements 2 * i and the next of its run of each
+// row.
 __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weight, const Values& values)
 {
     uint zero = zero_pair(0.0f), part[SETS][2];
@@ -153,8 +156,8 @@ __device__ __forceinline__ int coded_lane_column(int i, int u)
     return int(threadIdx.x) % 32 / 4 * (VALUE_WORDS * 4) + i * 2 + u / 2;
 }
 
-// Rounds a row to codes beside its largest number, with all lanes of a warp; gives the scale. Bits of numbers without a sign
-// are in the order of these, NaN last.
+// Rounds a row to codes beside its largest number, with all lanes of a warp; gives the scale. Bits of numbers without a
+// sign are in the order of these, NaN last.
 template <int SIZE, typename Number>
 __device__ __forceinline__ float round_row(unsigned char* code, Number number_at)
 {

@@ -1,6 +1,6 @@
-// Tiles of keys and values whose pages hold codes of a byte, with a scale for each position: codes become numbers on their way to
-// shared memory; the scale of a key multiplies its scores, that of a value the weight of its position, by VALUE_UNIT more, so
-// that half precision holds what it would of the values themselves.
+// Tiles of keys and values whose pages hold codes of a byte, with a scale for each position: codes become numbers on
+// their way to shared memory; the scale of a key multiplies its scores, that of a value the weight of its position, by
+// VALUE_UNIT more, so that half precision holds what it would of the values themselves.
 typedef unsigned char stored_t;
 #define SCALE_PARAMETERS const k_scale_t *k_scales, const v_scale_t *v_scales,
 #define SCALE_ARGUMENTS k_scales, v_scales,

@@ -1,13 +1,13 @@
-// Attention of few rows over many positions: result[row] = sum over j of weight[j] * v[j], the weights being the softmax over
-// j of SCALE * (q[row] . k[j]) + mask[row, j], with a running maximum as in FlashAttention (Dao et al., 2022), the positions
-// shared out as in Flash-Decoding (Dao et al., 2023).
+// Attention of few rows over many positions: result[row] = sum over j of weight[j] * v[j], the weights being the
+// softmax over j of SCALE * (q[row] . k[j]) + mask[row, j], with a running maximum as in FlashAttention (Dao et al.,
+// 2022), the positions shared out as in Flash-Decoding (Dao et al., 2023).
 //
 // A cluster of blocks, or several, computes all rows of the SHARED query heads that read one head of keys, or one of
 // HEAD_PARTS parts of these, each of which is a group of its own and reads the keys again. Positions are
 // taken 16 at a time by single warps, in turns, which wait for nobody: each has DEPTH pieces on their way. Blocks of
-// positions that the mask closes are not read; as few clusters work as have enough to do. The queries are computed here;
-// so are FRESH keys and values, which this kernel also writes to their places among the others. A row that is closed
-// everywhere gives zeros.
+// positions that the mask closes are not read; as few clusters work as have enough to do. The queries are computed
+// here; so are FRESH keys and values, which this kernel also writes to their places among the others. A row that is
+// closed everywhere gives zeros.
 // Grid: clusters in x, batch * groups in z.
 
 // Computes the queries, and what is new among keys and values, beside each other: all loads are on their way before the

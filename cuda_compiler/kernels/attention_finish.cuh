@@ -48,8 +48,8 @@ __device__ __forceinline__ void add_part(Rows& rows, Load load)
     }
 }
 
-// Stores a thread's rows. Four lanes have the neighbours in eight columns: they change places first, so that each has all
-// eight of one of four blocks.
+// Stores a thread's rows. Four lanes have the neighbours in eight columns: they change places first, so that each has
+// all eight of one of four blocks.
 __device__ __forceinline__ void store_rows(
     const Rows& rows, int row, int batch, int group, SINK_PARAMETER OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
@@ -103,8 +103,8 @@ __device__ __forceinline__ void store_rows(
 }
 
 #if SPLITS > 1
-// Leaves the part where the other splits of the tile find it. In the block that arrives last, adds up all of them, always in
-// the same order; elsewhere false.
+// Leaves the part where the other splits of the tile find it. In the block that arrives last, adds up all of them,
+// always in the same order; elsewhere false.
 __device__ __forceinline__ bool add_splits(Rows& rows, const Tile& tile, int* flag, float* partial)
 {
     int thread = int(threadIdx.x) - 128;

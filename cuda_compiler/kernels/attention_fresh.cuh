@@ -17,8 +17,8 @@ __device__ __forceinline__ float fresh_value(int token, int group, int column, O
                               : value_value(0, token, group, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
 }
 
-// What a thread computes of the keys, or values, of its text's own tokens, and where in the pool they go: places are known
-// before the grid ahead has finished. No branch stands between the loads.
+// What a thread computes of the keys, or values, of its text's own tokens, and where in the pool they go: places are
+// known before the grid ahead has finished. No branch stands between the loads.
 template <int SIZE>
 struct OwnRows {
     static constexpr int TURNS = turns_of(FRESH * SIZE);

@@ -1,14 +1,15 @@
-// Attention of few rows over positions in pages, for many texts of very different lengths at once: result[row] = sum over j
-// of weight[j] * v[j], the weights being the softmax over j of SCALE * (q[row] . k[j]) + mask[row, j], with a running maximum
-// as in FlashAttention (Dao et al., 2022), the positions shared out as in Flash-Decoding (Dao et al., 2023).
+// Attention of few rows over positions in pages, for many texts of very different lengths at once: result[row] = sum
+// over j of weight[j] * v[j], the weights being the softmax over j of SCALE * (q[row] . k[j]) + mask[row, j], with a
+// running maximum as in FlashAttention (Dao et al., 2022), the positions shared out as in Flash-Decoding (Dao et al.,
+// 2023).
 //
-// A cluster of blocks of threads, or several where a text is long, computes all rows of the SHARED query heads that read one
-// head of keys. What is open is shared out evenly in neighbouring pieces of 16 positions, which single warps take in turns
-// and wait for nobody: each has DEPTH pieces on their way. What the mask closes is not read. The queries are computed here.
-// So are FRESH keys and values of each text, which this kernel also writes to their pages: wherever a block has such a page,
-// what was read there is replaced. How a text is divided depends on its own length alone, and so do the bits of its results.
-// A row that is closed everywhere gives zeros. What pages hold, numbers or codes, is a matter of attention_pieces.cuh or of
-// attention_coded_pieces.cuh.
+// A cluster of blocks of threads, or several where a text is long, computes all rows of the SHARED query heads that
+// read one head of keys. What is open is shared out evenly in neighbouring pieces of 16 positions, which single warps
+// take in turns and wait for nobody: each has DEPTH pieces on their way. What the mask closes is not read. The queries
+// are computed here. So are FRESH keys and values of each text, which this kernel also writes to their pages: wherever
+// a block has such a page, what was read there is replaced. How a text is divided depends on its own length alone, and
+// so do the bits of its results. A row that is closed everywhere gives zeros. What pages hold, numbers or codes, is a
+// matter of attention_pieces.cuh or of attention_coded_pieces.cuh.
 // Grid: clusters in x, batch * heads of keys in z.
 static_assert(PAGE % BLOCK == 0 && BLOCK % PIECE == 0, "a block of positions lies in one page");
 

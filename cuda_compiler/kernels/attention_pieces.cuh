@@ -54,8 +54,8 @@ __device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const P
 
 __device__ __forceinline__ void write_new(const NewRows&, const Pools&) {} // `leave_new` has
 
-// Puts a new token at a place of a piece, with all lanes of a warp: one of the block's own rows, or what `value_of` gives where
-// that is negative.
+// Puts a new token at a place of a piece, with all lanes of a warp: one of the block's own rows, or what `value_of`
+// gives where that is negative.
 template <typename Value>
 __device__ __forceinline__ void put_new(unsigned char* slot, int at, const NewRows& rows, int row, Value value_of)
 {

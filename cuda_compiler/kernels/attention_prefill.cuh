@@ -1,13 +1,13 @@
-// Attention of many rows on compute capability 9.0. The scores are never stored: each block of positions updates a running
-// maximum, sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022), products are `wgmma`'s, one
-// warpgroup copies while the others compute, and the scores of the next block are multiplied while the weights of this one
-// meet their values (Shah et al., FlashAttention-3, 2024).
+// Attention of many rows on compute capability 9.0. The scores are never stored: each block of positions updates a
+// running maximum, sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022), products are
+// `wgmma`'s, one warpgroup copies while the others compute, and the scores of the next block are multiplied while the
+// weights of this one meet their values (Shah et al., FlashAttention-3, 2024).
 //
-// A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys: the same row of all of them,
-// then the next, so that they are open at the same positions. Blocks of positions that the mask closes are not read. The open
-// ones may be shared by up to SPLITS blocks of threads, in turns; the last block to finish adds up what they have. A row that
-// is closed everywhere gives zeros. Grid: tiles of rows (the last, which a causal mask leaves the most to, first), each for
-// all heads of keys, in x; splits in y.
+// A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys: the same row of all of
+// them, then the next, so that they are open at the same positions. Blocks of positions that the mask closes are not
+// read. The open ones may be shared by up to SPLITS blocks of threads, in turns; the last block to finish adds up what
+// they have. A row that is closed everywhere gives zeros. Grid: tiles of rows (the last, which a causal mask leaves the
+// most to, first), each for all heads of keys, in x; splits in y.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
     const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
     PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)

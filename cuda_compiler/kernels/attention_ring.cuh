@@ -1,4 +1,5 @@
-// Where queries, keys and values lie in shared memory, who copies them there, and which blocks of positions are worth it.
+// Where queries, keys and values lie in shared memory, who copies them there, and which blocks of positions are worth
+// it.
 constexpr int GROUPS_OF_WARPS = WARPGROUPS_M * WARPGROUPS_L, THREADS = 128 * (1 + GROUPS_OF_WARPS);
 constexpr int TILE_M = 64 * WARPGROUPS_M, TILES = (LENGTH + BLOCK - 1) / BLOCK;
 constexpr int STATES = (LENGTH + STATE_BLOCK - 1) / STATE_BLOCK, STATES_EACH = BLOCK / STATE_BLOCK;

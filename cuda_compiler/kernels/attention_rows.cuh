@@ -1,5 +1,5 @@
-// What a warpgroup does with 64 rows of queries: scores, weights and results stay in registers. Lane l of a warp has rows
-// l / 4 and l / 4 + 8 of its warp's 16, and of eight columns 2 * (l % 4) and the next.
+// What a warpgroup does with 64 rows of queries: scores, weights and results stay in registers. Lane l of a warp has
+// rows l / 4 and l / 4 + 8 of its warp's 16, and of eight columns 2 * (l % 4) and the next.
 constexpr float FACTOR = SCALE * 1.44269504088896341f; // weights are powers of two
 
 struct Rows {
@@ -43,7 +43,8 @@ __device__ __forceinline__ void start_results(Rows& rows, const uint (&weight)[B
     }
 }
 
-// Where a thread's two rows meet a block that is partly open: its part of the mask's lines, and a bit for each closed position.
+// Where a thread's two rows meet a block that is partly open: its part of the mask's lines, and a bit for each closed
+// position.
 struct Mask {
     const mask_t* line[2];
     uint closed[2];
@@ -95,8 +96,8 @@ __device__ __forceinline__ void mask_scores(float (&score)[BLOCK / 8][4], const 
     }
 }
 
-// Scores become weights beside the largest score so far; what was summed up is worth `shrink` times as much from now on.
-// Largest scores and sums are found in several chains, since few warps are there to hide the latency of one.
+// Scores become weights beside the largest score so far; what was summed up is worth `shrink` times as much from now
+// on. Largest scores and sums are found in several chains, since few warps are there to hide the latency of one.
 __device__ __forceinline__ void soften(Rows& rows, float (&score)[BLOCK / 8][4], float (&shrink)[2])
 {
     float top[4], sum[4] = {}, base[2];
@@ -167,8 +168,8 @@ struct Turn {
 };
 static_assert(WARPGROUPS_L <= STAGES, "a turn goes around the ring at most once");
 
-// What a warpgroup has between its turns: scores of a block of positions on their way to weights, and the weights of the block
-// before until they have met their values.
+// What a warpgroup has between its turns: scores of a block of positions on their way to weights, and the weights of
+// the block before until they have met their values.
 struct Multiplier {
     static constexpr int FIRST = 3; // barrier where the first of two warpgroups waits to start products, then the second's
     static constexpr bool ALTERNATING = WARPGROUPS_M == 2; // so that the one's weights are computed beside the other's products

@@ -1,5 +1,6 @@
 // How the positions of a head of keys are shared out among the blocks of threads of one cluster or several.
-// A block's share of the pieces of what is open: its warps take them in turns. As few clusters work as have enough to do.
+// A block's share of the pieces of what is open: its warps take them in turns. As few clusters work as have enough to
+// do.
 struct Share {
     int clusters, split, splits, count, warp;
 

@@ -37,8 +37,8 @@ __device__ __forceinline__ float element(const unsigned char* tile, uint at)
     return float(*reinterpret_cast<const tile_t*>(tile + at));
 }
 
-// Scores of the warp's rows at STEP positions from `first` of the tile on. Without tensor cores a lane reads the two rows
-// that it has results of from memory.
+// Scores of the warp's rows at STEP positions from `first` of the tile on. Without tensor cores a lane reads the two
+// rows that it has results of from memory.
 __device__ __forceinline__ void multiply_keys(
     float (&score)[STEP / 8][4], const uint (&query)[QK_WIDTH / 16][4], const tile_t* upper_row,
     const tile_t* lower_row, const unsigned char* keys, int first, const Params& p)

@@ -1,5 +1,6 @@
-// What one warp does with a piece of 16 positions for all rows: scores are keys by queries, 16 x 8 for each set of eight rows,
-// and results are values transposed by weights transposed, so that few rows leave no part of a tensor core idle.
+// What one warp does with a piece of 16 positions for all rows: scores are keys by queries, 16 x 8 for each set of
+// eight rows, and results are values transposed by weights transposed, so that few rows leave no part of a tensor core
+// idle.
 constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
@@ -8,8 +9,8 @@ constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * (V_PITCH
 constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
 static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");
 
-// Of each set a lane has the rows 2 * (l % 4) and the next: scores at the positions l / 4 and l / 4 + 8, the two rows side
-// by side; results at the columns l / 4 and l / 4 + 8 of each 16. The sums are over the lane's own positions.
+// Of each set a lane has the rows 2 * (l % 4) and the next: scores at the positions l / 4 and l / 4 + 8, the two rows
+// side by side; results at the columns l / 4 and l / 4 + 8 of each 16. The sums are over the lane's own positions.
 struct Rows {
     float result[SETS][V_WIDTH / 16][4], top[SETS][2], sum[SETS][2];
 };
@@ -45,8 +46,8 @@ __device__ __forceinline__ int element_of_turn(int turn)
 }
 constexpr int turns_of(int count) { return (count + THREADS - 1) / THREADS; }
 
-// What a thread computes of the queries, and leaves in shared memory. No branch stands between the loads, so that all of them
-// are on their way before the first is waited for.
+// What a thread computes of the queries, and leaves in shared memory. No branch stands between the loads, so that all
+// of them are on their way before the first is waited for.
 typedef float OwnQueries[turns_of(ROWS * HEAD_SIZE)];
 
 __device__ __forceinline__ void compute_queries(OwnQueries& own, int batch, int group, OPERAND_PARAMETERS const Params& p)
@@ -80,8 +81,8 @@ __device__ __forceinline__ void load_queries(Queries& query, const tile_t* queri
     }
 }
 
-// Whether some, or all, rows are open at one of COUNT blocks of positions: 0 for none, 2 for all, else 1 plus four times the
-// pieces at the block's end at which none are.
+// Whether some, or all, rows are open at one of COUNT blocks of positions: 0 for none, 2 for all, else 1 plus four
+// times the pieces at the block's end at which none are.
 template <int COUNT>
 __device__ __forceinline__ int state_of(int block, const unsigned char* states, int batch, int group, const Params& p)
 {
@@ -238,7 +239,8 @@ __device__ __forceinline__ float* warp_results(unsigned char* ring, int warp)
 // The column of a lane's results, by their numbers.
 __device__ __forceinline__ int lane_column(int e, int u) { return e * 16 + lane_place(u); }
 
-// Leaves what a warp has where its pieces were, results times `unit`; `parts` has the largest scores and the sums of weights.
+// Leaves what a warp has where its pieces were, results times `unit`; `parts` has the largest scores and the sums of
+// weights.
 template <typename Parts, typename Column>
 __device__ __forceinline__ void leave_rows(const Rows& rows, unsigned char* ring, Parts& parts, float unit, Column column)
 {

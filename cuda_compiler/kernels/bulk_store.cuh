@@ -1,5 +1,5 @@
-// What happens to a tile of results in registers: parts that SPLITS blocks have are added, then rows are stored. A thread's
-// results of four blocks of columns, a group, are eight neighbours in each of two rows.
+// What happens to a tile of results in registers: parts that SPLITS blocks have are added, then rows are stored. A
+// thread's results of four blocks of columns, a group, are eight neighbours in each of two rows.
 constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = 8 / TAKEN;
 
 // Whether a result is one of the matrix, whose columns are whole groups. Nothing is asked where tiles fill it: without
@@ -38,9 +38,9 @@ __device__ __forceinline__ void take_group(float (&taken)[4][4], const Sums& sum
 #if SPLITS == 1
 #define KERNEL_ATTRIBUTES
 
-// What the epilogue reads for the results of a thread, which are ITEMS groups: those of a group of columns follow each other.
-// It is asked for before the tile is multiplied, as far as there are registers: all that is the same for all columns, what is
-// the same for all rows a group of columns ahead, the rest as many groups ahead as fit.
+// What the epilogue reads for the results of a thread, which are ITEMS groups: those of a group of columns follow each
+// other. It is asked for before the tile is multiplied, as far as there are registers: all that is the same for all
+// columns, what is the same for all rows a group of columns ahead, the rest as many groups ahead as fit.
 struct Operands {
     static constexpr int ITEMS = STEPS_M * GROUPS, OTHER_REGISTERS = 28, REGISTERS_OF_ELEMENTS = 28; // of their addresses
     static constexpr int FREE_REGISTERS = PRODUCT_REGISTERS - OTHER_REGISTERS - STEPS_M * GROUP_COLUMNS / 2;
@@ -143,8 +143,8 @@ struct Operands {
 #else
 #define KERNEL_ATTRIBUTES __cluster_dims__(1, SPLITS, 1)
 
-// Adds the parts that the blocks of a cluster have, always in the same order: each adds and stores some of the groups, of
-// all warps. All threads of the cluster come to two barriers here.
+// Adds the parts that the blocks of a cluster have, always in the same order: each adds and stores some of the groups,
+// of all warps. All threads of the cluster come to two barriers here.
 __device__ __forceinline__ void finish(
     const Sums& sums, const Ring& ring, const Work& work, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {

@@ -1,6 +1,6 @@
-// A tile of a matrix product whose operands the copy engine brings: TILE_M x TILE_N results, 64 of the common dimension at a
-// time, STAGES of them on their way into shared memory. Two warpgroups multiply; with TURNS each has tiles of its own, else
-// they share the rows of one, or the columns where there are no more rows than one multiplies.
+// A tile of a matrix product whose operands the copy engine brings: TILE_M x TILE_N results, 64 of the common dimension
+// at a time, STAGES of them on their way into shared memory. Two warpgroups multiply; with TURNS each has tiles of its
+// own, else they share the rows of one, or the columns where there are no more rows than one multiplies.
 constexpr bool SHARED_COLUMNS = TILE_M == 64 && !TURNS;
 constexpr int GROUP_ROWS = TURNS || SHARED_COLUMNS ? TILE_M : TILE_M / 2, GROUP_COLUMNS = SHARED_COLUMNS ? TILE_N / 2 : TILE_N;
 constexpr int THREADS = 384, STEPS_M = GROUP_ROWS / 64, GROUPS = GROUP_COLUMNS / 32;
@@ -9,8 +9,8 @@ constexpr int A_COPIED = COPIED_ROWS * 128; // of a matrix of fewer rows than a 
 static_assert(GROUP_COLUMNS % 32 == 0 && GROUP_ROWS % 64 == 0, "whole groups of lines");
 static_assert(SPLITS == 1 || !TURNS, "blocks of a cluster add one tile");
 
-// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin; or to
-// another block of this one.
+// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then
+// begin; or to another block of this one.
 constexpr bool LEAN = RESIDENT == 1 && STEPS_M * GROUP_COLUMNS <= 160;
 constexpr int MOST_THREADS = LEAN ? 512 : RESIDENT * THREADS, COPY_REGISTERS = LEAN ? 56 : 24;
 constexpr int PRODUCT_REGISTERS = RESIDENT == 2 ? 104 : LEAN ? 160 : 240;
@@ -54,8 +54,8 @@ struct Turn {
     }
 };
 
-// A block's share of the work: a tile, and the steps along k. Tiles are in panels of PANEL rows of them, inside of which rows
-// come first: blocks then share what they read of both operands.
+// A block's share of the work: a tile, and the steps along k. Tiles are in panels of PANEL rows of them, inside of
+// which rows come first: blocks then share what they read of both operands.
 struct Work {
     int row, col, first, count;
 
@@ -86,8 +86,8 @@ struct Sums {
     float at[STEPS_M][GROUP_COLUMNS / 8][4];
 };
 
-// Lets the other warpgroup begin with its tile. Until then it must not look at the ring: its barriers tell phases only from
-// those right before and after them.
+// Lets the other warpgroup begin with its tile. Until then it must not look at the ring: its barriers tell phases only
+// from those right before and after them.
 __device__ __forceinline__ void pass_turn(int group) { arrive_at(2 - group, 256); }
 __device__ __forceinline__ void wait_for_turn(int group) { synchronize(1 + group, 256); }
 

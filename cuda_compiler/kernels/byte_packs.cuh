@@ -1,5 +1,5 @@
-// Packs of bytes as numbers, and numbers as packs of bytes, without conversions: they take a multiprocessor eight times as long
-// as what is done here.
+// Packs of bytes as numbers, and numbers as packs of bytes, without conversions: they take a multiprocessor eight times
+// as long as what is done here.
 
 // Two float16 less two others.
 __device__ __forceinline__ uint pair_difference(uint a, uint b)
@@ -16,8 +16,8 @@ __device__ __forceinline__ float half_of_pair(uint pair, int which)
     return float(part);
 }
 
-// The number of a byte of a pack of at least four, less a constant that is such a number. Float16 from 1024 to 2047 are the whole
-// numbers, so that a byte in the bits of 1024 is the one so much further on; two of them are made at a time.
+// The number of a byte of a pack of at least four, less a constant that is such a number. Float16 from 1024 to 2047 are
+// the whole numbers, so that a byte in the bits of 1024 is the one so much further on; two of them are made at a time.
 template <typename T, int COUNT>
 __device__ __forceinline__ float number_of_byte(const Pack<T, COUNT>& pack, int u, int zero)
 {

@@ -1,9 +1,9 @@
-// Products of 17 to 64 rows by a matrix in packed codes that is read once: result[v, o] = sum of vector[v, k] * number(o, k).
-// Codes and vectors come to shared memory as they lie, STAGES parts of k at a time, codes of the first ones before the grid
-// ahead of this one has finished. A warp makes numbers of 32 rows of the matrix in registers, the operand of 16 rows of tensor
-// cores, and multiplies them by all vectors; k is permuted alike for both operands: four lanes have a span's codes of a row
-// side by side, 16 each. The warps of a tile's rows are one set of several, which take spans in turns, and CLUSTER blocks share
-// the parts of k. Grid: clusters with tiles in turns in x.
+// Products of 17 to 64 rows by a matrix in packed codes that is read once: result[v, o] = sum of vector[v, k] *
+// number(o, k). Codes and vectors come to shared memory as they lie, STAGES parts of k at a time, codes of the first
+// ones before the grid ahead of this one has finished. A warp makes numbers of 32 rows of the matrix in registers, the
+// operand of 16 rows of tensor cores, and multiplies them by all vectors; k is permuted alike for both operands: four
+// lanes have a span's codes of a row side by side, 16 each. The warps of a tile's rows are one set of several, which
+// take spans in turns, and CLUSTER blocks share the parts of k. Grid: clusters with tiles in turns in x.
 constexpr int WARPS_N = TILE_N / 32, THREADS = 32 * WARPS_N * SETS;
 constexpr int STAGE_K = SPAN * SETS, STEPS = (COMMON + STAGE_K - 1) / STAGE_K, STAGE_BYTES = SETS * SPAN_BYTES;
 constexpr int WORDS = BITS / 2; // of a lane's part of a row
@@ -11,8 +11,8 @@ constexpr int SIDES = 4, ITEMS_EACH = (ITEMS + THREADS - 1) / THREADS; // a lane
 static_assert(SPAN == 64, "four lanes have 16 places each");
 constexpr int PARTS_AT = STAGES * STAGE_BYTES, GATHERED_AT = PARTS_AT + PARTS_BYTES, SCALES_AT = GATHERED_AT + GATHERED_BYTES;
 
-// What belongs to a lane's codes of a span in SIDES rows, each eight behind the one before, as it lies in memory, so that
-// nothing waits for it before it is used.
+// What belongs to a lane's codes of a span in SIDES rows, each eight behind the one before, as it lies in memory, so
+// that nothing waits for it before it is used.
 struct Belongings {
     scale_t scale[SIDES];
     zero_t zero[SIDES];

@@ -1,6 +1,6 @@
-// What products by packed codes share that make numbers of these in registers: how codes and vectors lie in shared memory, where
-// what belongs to codes lies, and how the blocks of a cluster put their parts of a tile together. A tile is TILE_N rows of the
-// matrix; the columns of tensor cores' products are the vectors. A span is SPAN places of k.
+// What products by packed codes share that make numbers of these in registers: how codes and vectors lie in shared
+// memory, where what belongs to codes lies, and how the blocks of a cluster put their parts of a tile together. A tile
+// is TILE_N rows of the matrix; the columns of tensor cores' products are the vectors. A span is SPAN places of k.
 constexpr int SPANS = (COMMON + SPAN - 1) / SPAN;
 constexpr int CODE_ROW = SPAN * BITS / 8, CODE_BYTES = TILE_N * CODE_ROW, ROW_BYTES = COMMON * BITS / 8;
 constexpr int COLUMN_BLOCKS = (VECTORS + 7) / 8, COLUMNS = COLUMN_BLOCKS * 8;

@@ -1,8 +1,9 @@
-// Products of a few rows by a matrix that is read once, on tensor cores: result[v, o] = sum of vector[v, k] * matrix[o, k].
-// The matrix is the operand of 16 rows, vectors are its columns, in groups of eight. Four lanes read a row side by side, eight numbers each, a
-// span: what a lane loads is its part of two products as it lies, since k is permuted alike for both operands. The warps of
-// CLUSTER blocks share TILES times 16 rows, a tile, each with neighbouring spans, DEPTH of which are on their way, the first
-// ones before the grid ahead of this one has finished. Grid: clusters with tiles in turns in x. Block: 256.
+// Products of a few rows by a matrix that is read once, on tensor cores: result[v, o] = sum of vector[v, k] * matrix[o,
+// k]. The matrix is the operand of 16 rows, vectors are its columns, in groups of eight. Four lanes read a row side by
+// side, eight numbers each, a span: what a lane loads is its part of two products as it lies, since k is permuted alike
+// for both operands. The warps of CLUSTER blocks share TILES times 16 rows, a tile, each with neighbouring spans, DEPTH
+// of which are on their way, the first ones before the grid ahead of this one has finished. Grid: clusters with tiles
+// in turns in x. Block: 256.
 constexpr int THREADS = 256, WARPS = THREADS / 32, TILE = 16 * TILES, SIDES = 2 * TILES; // a lane's rows of a tile
 constexpr int CHUNK = 8, WORDS = CHUNK / 2, SPAN = 4 * CHUNK, SPANS = (COMMON + SPAN - 1) / SPAN;
 constexpr int SPANS_EACH = (SPANS + WARPS * CLUSTER - 1) / (WARPS * CLUSTER); // of a warp

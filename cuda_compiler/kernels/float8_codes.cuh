@@ -1,5 +1,5 @@
-// The code of the 8-bit float of four bits of exponent and three of mantissa that is nearest to a number, ties to even; what is
-// too large becomes the largest. From compute capability 8.9 on that is an instruction. NaN has no sign.
+// The code of the 8-bit float of four bits of exponent and three of mantissa that is nearest to a number, ties to even;
+// what is too large becomes the largest. From compute capability 8.9 on that is an instruction. NaN has no sign.
 __device__ __forceinline__ int float8_e4m3_code(float number)
 {
 #if __CUDA_ARCH__ >= 890

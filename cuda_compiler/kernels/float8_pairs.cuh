@@ -1,5 +1,5 @@
-// 8-bit floats by twos, each two in the place of a 16-bit number, as code_pairs.cuh has integers: on tensor cores from compute
-// capability 8.9 on, and from 7.5 on as float16.
+// 8-bit floats by twos, each two in the place of a 16-bit number, as code_pairs.cuh has integers: on tensor cores from
+// compute capability 8.9 on, and from 7.5 on as float16.
 
 // Two 8-bit floats as two float16, but for a factor of 256: exactly, as these have more bits of both parts.
 __device__ __forceinline__ uint as_halves(uint pair)
@@ -20,8 +20,8 @@ template <>
 struct TensorCores<float8_pair> {
     static constexpr bool available = __CUDA_ARCH__ >= 750, counts = false;
 
-    // sum[16 x 8] += a[16 x 32] * b[32 x 8], in the register layout of mma.m16n8k32; without that the first and the other
-    // pairs of all registers apart, as float16.
+    // sum[16 x 8] += a[16 x 32] * b[32 x 8], in the register layout of mma.m16n8k32; without that the first and the
+    // other pairs of all registers apart, as float16.
     __device__ static void multiply(float (&sum)[4], const uint (&a)[4], const uint b0, const uint b1)
     {
 #if __CUDA_ARCH__ >= 890

@@ -1,5 +1,5 @@
-// Codes of a few bits as pairs of 16-bit floating-point numbers, by arithmetic on their bits. Eight codes, an octet, become
-// four pairs; which codes meet in a pair depends on how they lie, and place_in_octet says so.
+// Codes of a few bits as pairs of 16-bit floating-point numbers, by arithmetic on their bits. Eight codes, an octet,
+// become four pairs; which codes meet in a pair depends on how they lie, and place_in_octet says so.
 constexpr int CODES_UNSIGNED = 0, CODES_SIGNED = 1, CODES_FLOAT = 2;
 
 template <typename T>

@@ -1,8 +1,9 @@
-// Products of a matrix in packed codes with groups by up to 16 vectors: result[v, o] = sum of vector[v, k] * number(o, k).
-// WARPS_K warps have 16 rows at a time, a tile, on tensor cores: four lanes read a row side by side, CHUNK codes each, a
-// span; of a tile DEPTH spans are on their way, the first ones before the grid ahead of this one has finished. The columns
-// of a product are the vectors once for each group of a span: where a lane's codes belong to another group, its vector is
-// zero. So a span gives the sums of each group, which are multiplied by its scale. Grid: tiles, in turns, in x. Block: 256.
+// Products of a matrix in packed codes with groups by up to 16 vectors: result[v, o] = sum of vector[v, k] * number(o,
+// k). WARPS_K warps have 16 rows at a time, a tile, on tensor cores: four lanes read a row side by side, CHUNK codes
+// each, a span; of a tile DEPTH spans are on their way, the first ones before the grid ahead of this one has finished.
+// The columns of a product are the vectors once for each group of a span: where a lane's codes belong to another group,
+// its vector is zero. So a span gives the sums of each group, which are multiplied by its scale. Grid: tiles, in turns,
+// in x. Block: 256.
 constexpr int THREADS = 256, WARPS = THREADS / 32, TILE = 16;
 constexpr int TEAMS = WARPS / WARPS_K; // of warps that share a tile
 constexpr int OCTETS = CHUNK / 8, SPAN = 4 * CHUNK, SPANS = (COMMON + SPAN - 1) / SPAN;

@@ -1,7 +1,7 @@
-// Of each block of a mask, STATE_ROWS rows by BLOCK positions, whether it is closed everywhere (0), changes nothing (2), or
-// neither: 1 plus four times the sets of 16 positions at its end that are closed. CHUNK neighbours are read at a time. Where
-// a block is few chunks, lanes of a warp have several beside each other. Grid: blocks of positions, SIDE_BY_SIDE at a time,
-// blocks of rows, distinct heads. Block: 128.
+// Of each block of a mask, STATE_ROWS rows by BLOCK positions, whether it is closed everywhere (0), changes nothing
+// (2), or neither: 1 plus four times the sets of 16 positions at its end that are closed. CHUNK neighbours are read at
+// a time. Where a block is few chunks, lanes of a warp have several beside each other. Grid: blocks of positions,
+// SIDE_BY_SIDE at a time, blocks of rows, distinct heads. Block: 128.
 constexpr int CHUNKS = STATE_ROWS * BLOCK / CHUNK, SPAN = 128 / SIDE_BY_SIDE; // threads for a block of the mask
 constexpr int LANES = SPAN < 32 ? SPAN : 32;
 static_assert(SIDE_BY_SIDE == 1 || SPAN <= 32, "a block of the mask is a whole block of threads' or one warp's");

@@ -1,10 +1,10 @@
-// Matrix products on compute capability 9.0: a[m, k] by b[k, n], lines of both along k. One warp asks the copy engine for
-// tiles, two warpgroups multiply what is there. With TURNS each of them has a tile of its own, and one stores while the other
-// multiplies; else they share one. Blocks stay and walk over the tiles. SPLITS parts of k have a block each,
+// Matrix products on compute capability 9.0: a[m, k] by b[k, n], lines of both along k. One warp asks the copy engine
+// for tiles, two warpgroups multiply what is there. With TURNS each of them has a tile of its own, and one stores while
+// the other multiplies; else they share one. Blocks stay and walk over the tiles. SPLITS parts of k have a block each,
 // which form a cluster; such blocks compute one tile.
 //
-// Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the tensor
-// cores, are eight neighbours of a row.
+// Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the
+// tensor cores, are eight neighbours of a row.
 
 // What the copying thread does. With B_CONSTANT nothing before this grid writes what b holds.
 __device__ __forceinline__ void copy_operands(

@@ -55,7 +55,8 @@ __device__ __forceinline__ void wait_for_copies()
 #endif
 }
 
-// Four 8 x 8 matrices of 16-bit elements, each from eight rows of 16 bytes at the shared addresses that eight lanes give.
+// Four 8 x 8 matrices of 16-bit elements, each from eight rows of 16 bytes at the shared addresses that eight lanes
+// give.
 __device__ __forceinline__ void load_matrices(uint (&matrix)[4], uint row)
 {
 #if __CUDA_ARCH__ >= 750
@@ -76,7 +77,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint (&matrix)[4], uint
 #endif
 }
 
-// Of operands of a type: whether there are tensor cores for it, and whether sums are integers, whose bits the floats hold.
+// Of operands of a type: whether there are tensor cores for it, and whether sums are integers, whose bits the floats
+// hold.
 template <typename T>
 struct TensorCores;
 

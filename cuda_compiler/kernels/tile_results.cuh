@@ -1,5 +1,5 @@
-// How a team of warpgroups stores its tile: from the registers where it was multiplied, columns having been dealt out so that
-// each thread has eight neighbours of a row.
+// How a team of warpgroups stores its tile: from the registers where it was multiplied, columns having been dealt out
+// so that each thread has eight neighbours of a row.
 constexpr int GROUPS = TEAM_THREADS / 128, GROUP_ROWS = WARP_M * 4;
 constexpr int COPY_REGISTERS = TILE_M > 192 ? 96 : TILE_M > 128 ? 80 : 56; // by the rows whose pixels a thread keeps
 constexpr int PRODUCT_REGISTERS = ((TEAMS * GROUPS == 2 ? 504 : 512) - COPY_REGISTERS) / (TEAMS * GROUPS * 8) * 8;
@@ -8,12 +8,12 @@ static_assert(TEAMS * GROUPS == 2 || TEAMS * GROUPS == 3, "registers of a multip
 static_assert(WARPS_N == 1 && TILE_N % 32 == 0 && SPLITS == 1, "a warpgroup has whole rows of a tile of its own");
 
 // A tile of results as a thread sees it: packs of NEIGHBOURS of a row, of which each four lanes have a row. Where eight
-// neighbours are 16 bytes and there are 64 columns, they leave half of it to the four lanes that have the next row and take
-// half of that, so that eight lanes store 128 bytes. The first result of a row counts as `base` for the epilogue, whose
-// operands are fetched ahead, as many as there are registers for before the tile is multiplied. Those that are the same for
-// all rows are held for all columns, or for those of one pack at a time, whose rows then follow each other. The
-// functions of EPILOGUE get their `operands` as the kernel has them, and are told of each pack once that is stored. KEPT
-// registers of a thread are for something else.
+// neighbours are 16 bytes and there are 64 columns, they leave half of it to the four lanes that have the next row and
+// take half of that, so that eight lanes store 128 bytes. The first result of a row counts as `base` for the epilogue,
+// whose operands are fetched ahead, as many as there are registers for before the tile is multiplied. Those that are
+// the same for all rows are held for all columns, or for those of one pack at a time, whose rows then follow each
+// other. The functions of EPILOGUE get their `operands` as the kernel has them, and are told of each pack once that is
+// stored. KEPT registers of a thread are for something else.
 template <typename EPILOGUE, int WIDTH, int KEPT = 0>
 struct TileResults {
     using FetchedByColumn = typename EPILOGUE::FetchedByColumn;

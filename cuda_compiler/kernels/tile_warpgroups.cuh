@@ -1,6 +1,6 @@
-// Tiles of blocks in clusters, multiplied by warpgroups with `wgmma` of compute capability 9.0: four warps multiply 64 rows at
-// a time, straight from shared memory, while they copy the next tiles. WARPS_M / 4 x WARPS_N warpgroups share the results, of which each warp
-// has 16 rows out of 64, in the registers where `mma.sync` would leave them.
+// Tiles of blocks in clusters, multiplied by warpgroups with `wgmma` of compute capability 9.0: four warps multiply 64
+// rows at a time, straight from shared memory, while they copy the next tiles. WARPS_M / 4 x WARPS_N warpgroups share
+// the results, of which each warp has 16 rows out of 64, in the registers where `mma.sync` would leave them.
 static_assert(TILE_K == 64 && A_ALONG_K && B_ALONG_K, "lines of 128 bytes, swizzled as the tensor cores expect");
 static_assert(A_BYTES % 1024 == 0 && B_BYTES % 1024 == 0, "the pattern repeats every eight lines");
 static_assert(AHEAD <= STAGES, "tiles on their way");
@@ -27,8 +27,8 @@ __device__ __forceinline__ void multiply_on_tensor_cores(Accumulator& sum, uint6
 }
 
 // Multiplies `count` tiles. `copier.copy_a(slot)` and `copier.copy_b(slot)` start copying the next one; with B_CONSTANT
-// nothing before this grid writes what the latter read. While one tile is multiplied the one before it may not be done: where
-// slots are used again, AHEAD is two less than STAGES.
+// nothing before this grid writes what the latter read. While one tile is multiplied the one before it may not be done:
+// where slots are used again, AHEAD is two less than STAGES.
 template <typename Copier>
 __device__ __forceinline__ void multiply_tiles(Accumulator& sum, Copier& copier, int count, unsigned char* shared)
 {

@@ -1,9 +1,9 @@
-// Products of many rows by a matrix in packed codes on compute capability 9.0: result[v, o] = sum of vector[v, k] * number(o, k).
-// The copy engine brings codes and vectors as they lie, a span of k at a time, STAGES of them on their way, codes of the first
-// ones before the grid ahead of this one has finished; warps beside it bring what belongs to groups of codes. Warpgroups make
-// numbers of 64 rows of the matrix each, in the registers that tensor cores take them from, beside the products of the numbers
-// before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks share the spans. Grid: clusters
-// with tiles in turns in x, VECTORS by TILE_N results each.
+// Products of many rows by a matrix in packed codes on compute capability 9.0: result[v, o] = sum of vector[v, k] *
+// number(o, k). The copy engine brings codes and vectors as they lie, a span of k at a time, STAGES of them on their
+// way, codes of the first ones before the grid ahead of this one has finished; warps beside it bring what belongs to
+// groups of codes. Warpgroups make numbers of 64 rows of the matrix each, in the registers that tensor cores take them
+// from, beside the products of the numbers before: of every eight codes of a row a lane reads the pair that is its own.
+// CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x, VECTORS by TILE_N results each.
 constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied

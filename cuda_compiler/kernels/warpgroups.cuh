@@ -1,5 +1,5 @@
-// What warpgroups of compute capability 9.0 work with: products straight from shared memory (`wgmma`), barriers that count
-// arrivals of copies and of warps, and registers that one role leaves to another.
+// What warpgroups of compute capability 9.0 work with: products straight from shared memory (`wgmma`), barriers that
+// count arrivals of copies and of warps, and registers that one role leaves to another.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
@@ -10,9 +10,9 @@ __device__ __forceinline__ void wait_for_products()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// What the tensor cores need to know of lines of 128 bytes at a shared address, chunks of 16 bytes permuted by exclusive or:
-// groups of eight lines follow each other after 1024 bytes. `panel` is the distance in bytes of the next 128 bytes of the
-// same lines, where they run along the rows or columns of the result.
+// What the tensor cores need to know of lines of 128 bytes at a shared address, chunks of 16 bytes permuted by
+// exclusive or: groups of eight lines follow each other after 1024 bytes. `panel` is the distance in bytes of the next
+// 128 bytes of the same lines, where they run along the rows or columns of the result.
 __device__ __forceinline__ uint64 matrix_descriptor(uint address, uint panel = 16)
 {
     return uint64(address >> 4 & 0x3fff) | uint64(panel >> 4) << 16 | uint64(1024 >> 4) << 32 | uint64(1) << 62;
@@ -36,7 +36,8 @@ __device__ __forceinline__ void leave_registers()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// A barrier in shared memory, by its address: it has one phase after another, each over when `count` arrivals were seen.
+// A barrier in shared memory, by its address: it has one phase after another, each over when `count` arrivals were
+// seen.
 __device__ __forceinline__ void make_barrier(uint barrier, int count)
 {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
