@@ -159,14 +159,13 @@ def test_pages_whose_places_take_more_than_15_bits_are_gathered(kind: str) -> No
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize(
-    ("sizes", "ends", "shares"),
+    ("kind", "sizes", "ends", "shares"),
     [
-        (Sizes(3, 4, page=64, size=64, groups=2, shared=3, pages=14), [100, -1, 37], True),
-        (Sizes(2, 2, page=64, size=128, groups=2, shared=6, rows=2, pages=5), [70, 127], False),
-        (Sizes(1, 3, page=64, size=96, groups=3, shared=1, pages=4), [191], False),
-        (Sizes(2, 2, page=64, size=32, groups=2, shared=9, pages=3), [15, 16], False),
+        ("int8", Sizes(3, 4, page=64, size=64, groups=2, shared=3, pages=14), [100, -1, 37], True),
+        ("fp8", Sizes(2, 2, page=64, size=128, groups=2, shared=6, rows=2, pages=5), [70, 127], False),
+        ("fp8", Sizes(1, 3, page=64, size=96, groups=3, shared=1, pages=4), [191], False),
+        ("int8", Sizes(2, 2, page=64, size=32, groups=2, shared=9, pages=3), [15, 16], False),
     ],
     ids=str,
 )
