@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cuda_compiler.attention.codes import CODE_NUMBER_MACROS, are_fitting_codes, code_number_macros
+from cuda_compiler.attention.sizes import PIECE
 from cuda_compiler.dialect import CUDA
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.cache_codes import PAGE_SCALE_MACROS, scale_macros
@@ -21,7 +22,6 @@ PAGE_CODE_MACROS = (
 """What `page_code_macros` defines for a kernel's file."""
 
 _MOST_ROWS = 128  # of the queries that share a head of keys: of more each tile would make numbers of the codes again
-_PIECE = 16  # positions, as in attention_warp.cuh, whose scales are copied in chunks
 
 
 def are_coded_pages(problem: Attention) -> bool:
@@ -36,7 +36,8 @@ def loads_coded_pages(problem: Attention, operand: CodedPages) -> bool:
     scale = operand.scale
     batch, head, row, step = scale.strides
     places = (scale.offset, batch, head, operand.scale_stride)
-    return (row, step) == (1, 0) and all(place % _PIECE == 0 for place in places)
+    # the scales of a piece are copied in chunks
+    return (row, step) == (1, 0) and all(place % PIECE == 0 for place in places)
 
 
 def suits_coded_pages(problem: Attention) -> bool:

@@ -8,7 +8,9 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.decode import (
     ATTENTION_DECODE,
+    CLUSTER,
     DECODE_MACROS,
+    WARPS,
     Division,
     Functions,
     are_fresh_rows,
@@ -20,6 +22,7 @@ from cuda_compiler.attention.decode import (
     operand_macros,
 )
 from cuda_compiler.attention.mask import MaskBlocks
+from cuda_compiler.attention.sizes import PIECE
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
@@ -50,7 +53,6 @@ _STEP = 32
 _CHUNK = 16  # codes that a thread reads at a time
 _MAX_ROWS = 16
 _DEPTH = 4  # pieces that a warp has on their way
-_PIECE, _WARPS, _CLUSTER = 16, 8, 8  # positions of a piece, warps of a block, blocks of a cluster; as in `decode`
 _MAX_FRESH = 4  # new rows, whose numbers and codes lie in shared memory
 
 CODE_NUMBER_MACROS = "vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT"
@@ -162,11 +164,11 @@ def _with_all_on_their_way(division: Division, device: DeviceModel) -> Division:
 
     Where blocks are more than that, two share one, with half as many pieces.
     """
-    pieces = ceil_div(division.problem.length, division.block) * division.block // _PIECE
-    held, blocks = cluster_cores(device)[_CLUSTER], division.tiles * division.cluster
+    pieces = ceil_div(division.problem.length, division.block) * division.block // PIECE
+    held, blocks = cluster_cores(device)[CLUSTER], division.tiles * division.cluster
     clusters = min(division.clusters, max(1, held // blocks))
     depth = _DEPTH if blocks <= held else _DEPTH // 2
-    needed = ceil_div(pieces, clusters * division.cluster * _WARPS)
+    needed = ceil_div(pieces, clusters * division.cluster * WARPS)
     return replace(division, clusters=clusters, depth=max(ceil_div(division.rows, 8), min(depth, needed)))
 
 

@@ -13,7 +13,7 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
+from cuda_compiler.attention.sizes import PIECE, SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
@@ -37,18 +37,22 @@ from npu_compiler.tensor.expr import Expr, Iota, Load, walk
 from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["ATTENTION_DECODE", "DECODE_MACROS", "Division", "Functions", "are_fresh_rows", "computed_in_kernel"]
-__all__ += ["divide", "division_macros", "is_kept", "launch_of", "loads_fresh", "lower_decode", "operand_macros"]
+__all__ = ["ATTENTION_DECODE", "CLUSTER", "DECODE_MACROS", "WARPS", "Division", "Functions", "are_fresh_rows"]
+__all__ += ["computed_in_kernel", "divide", "division_macros", "is_kept", "launch_of", "loads_fresh", "lower_decode"]
+__all__ += ["operand_macros"]
+
+WARPS = 8
+"""Of a block."""
+
+CLUSTER = 8
+"""Blocks of a cluster, at the most."""
 
 _MAX_ROWS = 16
 _MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 8192  # that a block lists
-_WARPS = 8
 _CHUNK = 8  # elements of 16 bytes, in which rows are copied
-_PIECE = 16  # positions, as in attention_warp.cuh
 _ROW_GAP = 8  # elements between rows in shared memory
-_CLUSTER = 8
 _PLACE = "_place"  # ends the names of functions that say where a fresh row of a cache goes
 
 DECODE_MACROS = (
@@ -64,7 +68,7 @@ ATTENTION_DECODE = KernelTemplate(
     ),
     macros=f"{DECODE_MACROS} HEAD_PARTS KEPT_T",
     inputs="fresh k v mask sinks? states partial",
-    threads=32 * _WARPS,
+    threads=32 * WARPS,
     shared_bytes=None,
     files=(
         "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
@@ -273,14 +277,14 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
     fits = rows <= _MAX_ROWS and sets * padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
     if not fits or problem.causal or not problem.k.has_chunks(_CHUNK) or not problem.v.has_chunks(_CHUNK):
         return None
-    heads, pieces = problem.batch * problem.groups * parts, tiles * block // _PIECE
-    costs, held = device.constants("attention_decode", _Costs), cluster_cores(device)[_CLUSTER]
-    cluster = _CLUSTER
-    while cluster > 1 and (heads * cluster > 2 * held or cluster // 2 * _WARPS >= pieces):
+    heads, pieces = problem.batch * problem.groups * parts, tiles * block // PIECE
+    costs, held = device.constants("attention_decode", _Costs), cluster_cores(device)[CLUSTER]
+    cluster = CLUSTER
+    while cluster > 1 and (heads * cluster > 2 * held or cluster // 2 * WARPS >= pieces):
         cluster //= 2
     resident = costs.piece_bytes // _piece_bytes(problem)
     most = max(1, held * min(resident, 2) // (heads * cluster))
-    warps = cluster * _WARPS
+    warps = cluster * WARPS
     clusters = 1 if pieces <= costs.alone * warps else min(most, ceil_div(pieces, costs.enough * warps))
     depth = min(costs.depth if clusters == 1 else 1, costs.piece_bytes // _piece_bytes(problem))
     return Division(problem, costs, block, cluster, clusters, depth, parts)
@@ -290,7 +294,7 @@ def _piece_bytes(problem: Attention) -> int:
     """Shared memory for one piece of each warp of a block."""
     coded = [operand for operand in (problem.k, problem.v) if isinstance(operand, CodedRows)]
     width = (padded(problem.size) + padded(problem.value_size)) * (1 if coded else 2)
-    return _WARPS * _PIECE * (width + 4 * _ROW_GAP + sum(operand.scale.dtype.size for operand in coded))
+    return WARPS * PIECE * (width + 4 * _ROW_GAP + sum(operand.scale.dtype.size for operand in coded))
 
 
 def is_kept(operand: Operand, lowering: Lowering, is_fresh: bool = False) -> bool:
@@ -371,7 +375,7 @@ def operand_macros(functions: Functions, fresh: int) -> dict[str, object]:
 def division_macros(division: Division) -> dict[str, object]:
     """What the kernel's file is told of sizes and of how the work is divided."""
     problem = division.problem
-    warps = division.cluster * _WARPS
+    warps = division.cluster * WARPS
     return {
         **size_macros(problem),
         "GROUPS": problem.groups * division.parts,
@@ -381,7 +385,7 @@ def division_macros(division: Division) -> dict[str, object]:
         "V_ROW": problem.v.strides[2],
         "BLOCK": division.block,
         "TILES": ceil_div(problem.length, division.block),
-        "WARPS": _WARPS,
+        "WARPS": WARPS,
         "DEPTH": division.depth,
         "ELEMENT_BYTES": 2,
         "SCALE_BYTES": 0,

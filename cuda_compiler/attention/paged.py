@@ -21,7 +21,7 @@ from cuda_compiler.attention.coded_pages import (
 from cuda_compiler.attention.codes import ROUNDING_MACROS, rounding_macros
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
-from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
+from cuda_compiler.attention.sizes import PIECE, SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch, is_settled
@@ -49,7 +49,6 @@ _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 4096  # that a block lists, and the pages that they lie in
 _CHUNK = 8  # elements of 16 bytes, in which rows are copied
-_PIECE = 16  # positions, as in attention_warp.cuh
 _ROW_GAP = 16  # bytes between rows in shared memory
 _PAGE_STEP = 64  # positions that a page has a multiple of
 _MAX_PAGE = 1 << 15  # positions of a page, as places of new keys and values are kept
@@ -234,7 +233,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     each warp, so that one is computed while another arrives.
     """
     coded, sets = are_coded_pages(problem), ceil_div(problem.shared * problem.rows, 8)
-    texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // _PIECE
+    texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // PIECE
     held = {1: device.cores, **(cluster_cores(device) if in_clusters else {})}
     sizes = [n for n in _SIZES if n in held and texts * n <= _RESIDENT * held[n]]
     busy = [n for n in sizes if texts * n >= _BUSY * device.cores]
@@ -255,7 +254,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
 def _piece_bytes(problem: Attention) -> int:
     """Shared memory for one piece of a warp."""
     width = padded(problem.size) + padded(problem.value_size)
-    return _PIECE * (width * _element_bytes(problem) + 2 * _ROW_GAP + _scale_bytes(problem))
+    return PIECE * (width * _element_bytes(problem) + 2 * _ROW_GAP + _scale_bytes(problem))
 
 
 def _element_bytes(problem: Attention) -> int:

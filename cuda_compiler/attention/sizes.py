@@ -10,8 +10,10 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["SIZE_MACROS", "bindings", "operand_values", "padded", "size_macros"]
+__all__ = ["PIECE", "SIZE_MACROS", "bindings", "operand_values", "padded", "size_macros"]
 
+PIECE = 16
+"""Positions that a warp takes at a time; as in attention_warp.cuh."""
 
 SIZE_MACROS = "tile_t HEAD_SIZE VALUE_SIZE GROUPS SHARED LENGTH SCALE SINK_STEP? sink_t?"
 

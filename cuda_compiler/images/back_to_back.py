@@ -39,10 +39,8 @@ __all__ += ["memory_microseconds"]
 
 _FAMILY = "back_to_back"
 _SLOT_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
-_FEW_COLUMNS, _MOST_COLUMNS = (
-    64,
-    128,
-)  # of the second convolution, whose sums are in registers beside those of the first
+# Of the second convolution, whose sums are in registers beside those of the first.
+_FEW_COLUMNS, _MOST_COLUMNS = 64, 128
 _COLUMNS = 32  # results that lanes deal out among each other
 
 CONV2D_BACK_TO_BACK = KernelTemplate(

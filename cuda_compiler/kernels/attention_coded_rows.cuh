@@ -24,27 +24,13 @@ struct alignas(RUN * 4) Words {
     uint at[RUN];
 };
 
-__device__ __forceinline__ Words<1> load_words(const Words<1>* source) { return {__ldcg(reinterpret_cast<const uint*>(source))}; }
-__device__ __forceinline__ Words<2> load_words(const Words<2>* source)
-{
-    uint2 words = __ldcg(reinterpret_cast<const uint2*>(source));
-    return {words.x, words.y};
-}
-__device__ __forceinline__ Words<4> load_words(const Words<4>* source)
-{
-    uint4 words = __ldcg(reinterpret_cast<const uint4*>(source));
-    return {words.x, words.y, words.z, words.w};
-}
-
-// A lane's words of a row, in runs that lie STEP bytes apart; from shared memory, or past the level-1 cache from that
-// of the device.
-template <bool SHARED_ROW, int RUN, int STEP, int COUNT>
+// A lane's words of a row in shared memory, in runs that lie STEP bytes apart.
+template <int RUN, int STEP, int COUNT>
 __device__ __forceinline__ void read_row(uint (&words)[COUNT], const unsigned char* source)
 {
     #pragma unroll
     for (int run = 0; run < COUNT / RUN; ++run) {
-        const Words<RUN>* from = reinterpret_cast<const Words<RUN>*>(source + run * STEP);
-        Words<RUN> found = SHARED_ROW ? *from : load_words(from);
+        Words<RUN> found = *reinterpret_cast<const Words<RUN>*>(source + run * STEP);
         #pragma unroll
         for (int i = 0; i < RUN; ++i) {
             words[run * RUN + i] = found.at[i];
@@ -52,16 +38,14 @@ __device__ __forceinline__ void read_row(uint (&words)[COUNT], const unsigned ch
     }
 }
 
-template <bool SHARED_ROW>
 __device__ __forceinline__ void read_key(Keys& keys, int half_piece, const unsigned char* row)
 {
-    read_row<SHARED_ROW, KEY_RUN, KEY_RUN * 16>(keys.key[half_piece], row + threadIdx.x % 4 * (KEY_RUN * 4));
+    read_row<KEY_RUN, KEY_RUN * 16>(keys.key[half_piece], row + threadIdx.x % 4 * (KEY_RUN * 4));
 }
 
-template <bool SHARED_ROW>
 __device__ __forceinline__ void read_value(Values& values, int which, const unsigned char* row)
 {
-    read_row<SHARED_ROW, VALUE_RUN, VALUE_RUN * 4>(values.value[which], row + threadIdx.x % 32 / 4 * (VALUE_WORDS * 4));
+    read_row<VALUE_RUN, VALUE_RUN * 4>(values.value[which], row + threadIdx.x % 32 / 4 * (VALUE_WORDS * 4));
 }
 
 // Which position of a piece a lane's number `which` of values is.

@@ -31,7 +31,7 @@ __device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries
     #pragma unroll
     for (int half_piece = 0; half_piece < 2; ++half_piece) {
         int at = lane_place(half_piece * 2);
-        read_key<true>(keys, half_piece, slot + at * K_PITCH);
+        read_key(keys, half_piece, slot + at * K_PITCH);
         keys.scale[half_piece] = float(key_scales_of(slot)[at]);
     }
     multiply_coded_keys(score, query, keys);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void add_piece_values(Rows& rows, const Scores& weigh
     Values values;
     #pragma unroll
     for (int which = 0; which < 4; ++which) {
-        read_value<true>(values, which, slot + K_BYTES + value_place_of(which) * V_PITCH);
+        read_value(values, which, slot + K_BYTES + value_place_of(which) * V_PITCH);
     }
     #pragma unroll
     for (int half_piece = 0; half_piece < 2; ++half_piece) {

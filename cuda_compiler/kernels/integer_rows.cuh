@@ -24,7 +24,7 @@ __device__ __forceinline__ void multiply_bundle(
     float product_sum[2][4]; // of two chains of products
     #pragma unroll
     for (int index = 0; index < 8; ++index) {
-        product_sum[index / 4][index % 4] = COUNTED_FROM;
+        product_sum[index / 4][index % 4] = WHOLE_FLOATS;
     }
     #pragma unroll
     for (int unit = 0; unit < 4; ++unit) {
@@ -45,10 +45,10 @@ __device__ __forceinline__ void multiply_bundle(
         for (int digit = 0; digit < 2; ++digit) {
             float first = product_sum[0][side * 2 + digit], other = product_sum[1][side * 2 + digit];
             if (SPLIT) {
-                number[digit] = other * 0.0625f + (first - COUNTED_FROM * 1.0625f);
+                number[digit] = other * 0.0625f + (first - WHOLE_FLOATS * 1.0625f);
             } else {
-                int both = __float_as_int(first) + __float_as_int(other) - __float_as_int(COUNTED_FROM);
-                number[digit] = __int_as_float(both) - COUNTED_FROM;
+                int both = __float_as_int(first) + __float_as_int(other) - __float_as_int(WHOLE_FLOATS);
+                number[digit] = __int_as_float(both) - WHOLE_FLOATS;
             }
         }
         const Scales scales(stage, tile, row + side * 8, at, second, quad, p);

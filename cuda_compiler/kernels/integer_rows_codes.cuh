@@ -9,7 +9,6 @@ constexpr int SCALES_AT = TILE * STEP_BYTES, ZEROS_AT = SCALES_AT + TILE * SCALE
 constexpr int STAGE_BYTES = ZEROS_AT + TILE * ZERO_BYTES;
 constexpr int PAIRS_OF_CHUNKS = BUNDLE_BYTES / 32, PRODUCTS = UNIT / 32; // of a bundle's row; of a unit
 constexpr bool SPLIT = BITS == 4 && UNIT == 64; // the upper halves of bytes are multiplied apart, 16 times as large
-constexpr float COUNTED_FROM = 12582912.0f; // 1.5 * 2^23: bits of such a float, plus an integer, are those of their sum
 static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
 static_assert(STEP_BYTES % 128 == 0 && STAGE_BYTES % 16 == 0, "rows of shared memory that lanes read side by side");
 
@@ -172,7 +171,7 @@ struct Scales {
             int first = Ring::zero_at(tile * TILE + row, at - second, p) & 3;
             const unsigned char* bytes = stage + ZEROS_AT + row * ZERO_BYTES + first;
             int found = ZERO_BITS == 8 ? int(zero_t(bytes[group])) : bytes[group >> 1] >> (group & 1) * 4 & 15;
-            zero = __int_as_float(found + __float_as_int(COUNTED_FROM)) - COUNTED_FROM;
+            zero = __int_as_float(found + __float_as_int(WHOLE_FLOATS)) - WHOLE_FLOATS;
         }
     }
 };

@@ -45,8 +45,8 @@ private:
         uint upper[8], lower[8];
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            int bits = __float_as_int(float(given[u]) * factor + COUNTED_FROM);
-            sum += bits - __float_as_int(COUNTED_FROM);
+            int bits = __float_as_int(float(given[u]) * factor + WHOLE_FLOATS);
+            sum += bits - __float_as_int(WHOLE_FLOATS);
             lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
         }
         float total = ZEROS || ZERO != 0 ? warp_sum<SHARERS>(float(sum)) : 0.0f;

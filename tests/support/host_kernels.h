@@ -219,8 +219,8 @@ static unsigned pairwise(unsigned a, unsigned b, unsigned c, bool is_half) // a 
     return result;
 }
 
-// mma.m16n8k16: rows and columns of the operands' registers as the PTX manual has them.
-static void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, bool is_half)
+// Shows the operands of a product of 16 x 8 results to all lanes of a warp. Gives this one's number.
+static int show_operands(const unsigned (&a)[4], unsigned b0, unsigned b1)
 {
     int lane = current->thread.x % 32;
     unsigned(&mine)[6] = current->warp->word[lane];
@@ -230,6 +230,13 @@ static void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
     mine[4] = b0;
     mine[5] = b1;
     __syncwarp();
+    return lane;
+}
+
+// mma.m16n8k16: rows and columns of the operands' registers as the PTX manual has them.
+static void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, bool is_half)
+{
+    int lane = show_operands(a, b0, b1);
     for (int index = 0; index < 4; ++index) {
         int row = lane / 4 + index / 2 * 8, column = lane % 4 * 2 + index % 2;
         float total = sum[index];
@@ -247,14 +254,7 @@ static void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
 // mma.m16n8k32 of bytes; the first operand's are of a kind as PTX calls it.
 static void host_multiply_codes(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const char* left)
 {
-    int lane = current->thread.x % 32;
-    unsigned(&mine)[6] = current->warp->word[lane];
-    for (int index = 0; index < 4; ++index) {
-        mine[index] = a[index];
-    }
-    mine[4] = b0;
-    mine[5] = b1;
-    __syncwarp();
+    int lane = show_operands(a, b0, b1);
     for (int index = 0; index < 4; ++index) {
         int row = lane / 4 + index / 2 * 8, column = lane % 4 * 2 + index % 2;
         for (int k = 0; k < 32; ++k) {
