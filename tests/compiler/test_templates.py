@@ -70,7 +70,7 @@ class Kernel:
     Attributes:
         templates: Its templates.
         files: The texts of all files that it builds on.
-        told: What the target tells it by macros, beside what its templates declare.
+        told: What the target tells it by macros and constants, beside what its templates declare.
         passed: Parameters of what computes its operands.
     """
 
@@ -186,7 +186,8 @@ def kernels(made: list[Made]) -> dict[str, Kernel]:
         if each.files not in kernel.files:
             kernel.files += each.files
         kernel.passed.update(name for prologue in each.launch.prologues.values() for name in prologue.values)
-        kernel.told |= set(re.findall(r"#define (\w+)", each.source.text)) - each.launch.defined.keys()
+        told = re.findall(r"(?:#define|constexpr \w+) (\w+)", each.source.text)
+        kernel.told.update(set(told) - each.launch.defined.keys())
     return found
 
 
