@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from keyword import iskeyword
 from typing import Any
+from unicodedata import normalize
 
 from npu_compiler.errors import IRError
 
@@ -114,15 +115,23 @@ def _leaves(value: object, path: tuple[str | int, ...], depth: int) -> Iterator[
         return
     if not isinstance(content, list):
         raise _refusal(content, "a list of what is nested")
-    for position, item in enumerate(content):
-        if kind in _LISTED:
+    if kind in _LISTED:
+        for position, item in enumerate(content):
             yield from _leaves(item, (*path, position), depth + 1)
-            continue
+        return
+    keys: set[object] = set()
+    for item in content:
         pair = isinstance(item, list) and len(item) == 2 and isinstance(item[0], bool | int | float | str)
-        named = kind == "dict" or (pair and str(item[0]).isidentifier() and not str(item[0]).startswith("_"))
-        if not pair or not named or (kind == "namedtuple" and iskeyword(item[0])):
-            raise _refusal(item, "a pair of a key and what is nested")
+        if not pair or item[0] in keys or not (kind == "dict" or _is_name(item[0], kind)):
+            raise _refusal(item, "a pair of a key of its own and what is nested")
+        keys.add(item[0])
         yield from _leaves(item[1], (*path, str(item[0])), depth + 1)
+
+
+def _is_name(key: object, kind: str) -> bool:
+    """Whether a field can be called so. Python knows names that differ in compatible characters alone for one."""
+    is_name = isinstance(key, str) and key.isidentifier() and not key.startswith("_") and normalize("NFKC", key) == key
+    return is_name and not (kind == "namedtuple" and iskeyword(key))
 
 
 def _refusal(given: object, expected: str) -> IRError:

@@ -152,7 +152,7 @@ def test_templates_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ tools | tojson }}{{ enable_thinking }}")
     template = ChatTemplate.load(tmp_path)
     assert template is not None
-    assert template.render([], [{"n": "é<"}], enable_thinking=False) == '[{"n": "é<"}]False'
+    assert template.render([], [{"n": "é<"}], {"enable_thinking": False}) == '[{"n": "é<"}]False'
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(InputError, match="damaged"):
         ChatTemplate.load(tmp_path)
