@@ -121,17 +121,24 @@ def _leaves(value: object, path: tuple[str | int, ...], depth: int) -> Iterator[
         return
     keys: set[object] = set()
     for item in content:
-        pair = isinstance(item, list) and len(item) == 2 and isinstance(item[0], bool | int | float | str)
+        pair = isinstance(item, list) and len(item) == 2 and _is_key(item[0])
         if not pair or item[0] in keys or not (kind == "dict" or _is_name(item[0], kind)):
             raise _refusal(item, "a pair of a key of its own and what is nested")
         keys.add(item[0])
         yield from _leaves(item[1], (*path, str(item[0])), depth + 1)
 
 
+def _is_key(key: object) -> bool:
+    """Whether it is plain, and no text that UTF-8 cannot hold: halves of surrogate pairs."""
+    is_text = isinstance(key, str) and not any("\ud800" <= character <= "\udfff" for character in key)
+    return is_text or isinstance(key, bool | int | float)
+
+
 def _is_name(key: object, kind: str) -> bool:
     """Whether a field can be called so. Python knows names that differ in compatible characters alone for one."""
-    is_name = isinstance(key, str) and key.isidentifier() and not key.startswith("_") and normalize("NFKC", key) == key
-    return is_name and not (kind == "namedtuple" and iskeyword(key))
+    if not isinstance(key, str) or (kind == "namedtuple" and iskeyword(key)):
+        return False
+    return key.isidentifier() and not key.startswith("_") and normalize("NFKC", key) == key
 
 
 def _refusal(given: object, expected: str) -> IRError:
