@@ -49,9 +49,6 @@ def coded_decoder(
         ExtractionError: Tensors are missing, of another shape, hold what they must not, or are left over; or no weight
             is of the type that activations are to be rounded to.
     """
-    layers, named = getattr(config, "num_hidden_layers", 0), sum(1 for _ in tensors.names())
-    if isinstance(layers, int) and layers > named:
-        raise ExtractionError(f"given a configuration of {layers} layers and {named} tensors; download it again")
     with (
         describing("the model"),
         no_init_weights(),

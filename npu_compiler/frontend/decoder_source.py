@@ -64,7 +64,7 @@ def load_decoder(source: Path, dtype: str | None, seed: int, activations: str | 
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation=attention_of(config))
         model.eval()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # whatever a configuration makes transformers raise
         raise _refused(source, error) from error
     model.tie_weights()
     _seed_weights(model, seed)
@@ -84,10 +84,9 @@ def _quantised(source: Path, dtype: str | None, activations: str | None) -> Any:
             tensors, importer = GgufFile(source), Gguf({})
             content = tensors.configuration()
             config = AutoConfig.for_model(content.pop("model_type"), **content)
-        elif not source.is_dir() or not _has_weights(source):
-            return None
         else:
-            importer = importer_of(configuration(source))
+            content = configuration(source)
+            importer = importer_of(content) if source.is_dir() and _has_weights(source) else None
             if importer is None:
                 return None
             tensors = SafetensorsFolder(source)

@@ -21,7 +21,7 @@ import numpy as np
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import Array, CodedMatrix
 from npu_compiler.frontend.checkpoints.gguf_blocks import BLOCKS, PLAIN
-from npu_compiler.frontend.checkpoints.importer import Config, Importer
+from npu_compiler.frontend.checkpoints.importer import MOST_LAYERS, Config, Importer
 from npu_compiler.frontend.checkpoints.small_floats import times
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 from npu_compiler.integers import ceil_div
@@ -31,7 +31,7 @@ __all__ = ["Gguf", "GgufFile"]
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_MOST_ELEMENTS = 1 << 48
+_MOST_ELEMENTS, _MOST_SIZE = 1 << 48, 1 << 31
 _MOST_TENSORS, _MOST_VALUES, _MOST_DIMS = 1 << 20, 1 << 20, 4
 _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _TURNED = ("llama",)  # whose rows of queries and keys are not in the order of Hugging Face
@@ -202,11 +202,11 @@ class GgufFile(Tensors):
             raise ExtractionError(f"'{self.own_name(name)}': given {rows} rows, expected two of each of {heads} heads")
         return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
-    def _count(self, key: str, default: int | None = None) -> int:
+    def _count(self, key: str, default: int | None = None, most: int = _MOST_SIZE) -> int:
         """A whole number that the file says of its family. Raises as `value` does."""
         found = self.value(key, default)
-        if type(found) is not int or not 0 <= found < 1 << 31:
-            raise ExtractionError(f"'{self._path}': given {found!r} as '{self.family}.{key}', expected a size")
+        if type(found) is not int or not 0 <= found <= most:
+            raise ExtractionError(f"'{self._path}': given {found!r} as '{self.family}.{key}', expected 0 to {most}")
         return found
 
     def value(self, key: str, default: int | float | None = None) -> Any:
@@ -255,7 +255,7 @@ class GgufFile(Tensors):
             "vocab_size": vocabulary,
             "hidden_size": hidden,
             "intermediate_size": self._count("feed_forward_length"),
-            "num_hidden_layers": self._count("block_count"),
+            "num_hidden_layers": self._count("block_count", most=MOST_LAYERS),
             "num_attention_heads": self._heads,
             "num_key_value_heads": self._key_heads,
             "head_dim": self._count("attention.key_length", hidden // max(1, self._heads)),

@@ -12,20 +12,11 @@ from npu_compiler.errors import ExtractionError, NPUError
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 
-__all__ = ["Config", "Importer", "describing", "group_size", "number", "option", "skips"]
+__all__ = ["MOST_LAYERS", "Config", "Importer", "describing", "group_size", "number", "option", "skips"]
 
 Config = Mapping[str, Any]
-_UNEXPECTED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    re.error,
-)
+MOST_LAYERS = 1 << 12
+"""Of a model: transformers makes lists of as many as a configuration says."""
 
 
 class Importer(ABC):
@@ -93,7 +84,7 @@ def describing(what: str) -> Iterator[None]:
         yield
     except NPUError:
         raise
-    except _UNEXPECTED as error:
+    except Exception as error:  # transformers raises what its own dependencies do
         raise ExtractionError(
             f"{what}: the checkpoint describes it by unexpected types or values ({type(error).__name__}: {error}); "
             "download it again"
