@@ -16,9 +16,13 @@ from torch.utils.dlpack import from_dlpack
 
 import npu_compiler
 from cuda_runtime import CUDABackend, CUDAExecutor, cupy_api, driver
+from cuda_runtime.calls import Calls
+from cuda_runtime.device import CUDABuffer
 from npu_compiler.artifact.plan import KernelCall, KernelSource
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import DeviceError, KernelCompileError, NPUError, OutOfMemoryError
+from npu_compiler.dtypes import FLOAT16
+from npu_compiler.errors import DeviceError, InputError, KernelCompileError, NPUError, OutOfMemoryError
+from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime import Device, NPUBuffer
 from tests.ops.cases import case, floats
 
@@ -240,3 +244,19 @@ def test_a_kernel_that_takes_more_than_its_launch_gives(monkeypatch: pytest.Monk
     assert all(other == bytes(4096) for other in others)
     with pytest.raises(DeviceError, match="'k' is given 80000 bytes of parameters"):
         run([0] * 5000, b"")
+
+
+def test_a_state_that_shares_memory_with_another_input() -> None:
+    """What is read would change while it is read."""
+    spec = BufferSpec("", FLOAT16, FLOAT16, dense((8,)))
+
+    def tensor(address: int) -> NPUBuffer:
+        memory = SimpleNamespace(nbytes=16, data=SimpleNamespace(ptr=address))
+        owner: Any = SimpleNamespace(ordinal=0, stream=SimpleNamespace(ptr=0))
+        return NPUBuffer(owner, CUDABuffer(owner, memory), spec)
+
+    calls: Any = SimpleNamespace(_specs={"cache": spec, "x": spec}, states=[(0, "cache")])
+    Calls._check_states(calls, [tensor(64), tensor(80)])
+    for other in (64, 56, 72):
+        with pytest.raises(InputError, match="'cache' is updated in place and shares memory with 'x'"):
+            Calls._check_states(calls, [tensor(64), tensor(other)])
