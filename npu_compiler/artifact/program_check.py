@@ -127,7 +127,11 @@ def _check_call(plan: ExecutionPlan, step: Call, origin: str) -> None:
     for argument in step.args:
         inside = 0 <= argument.buffer < len(plan.buffers)
         _require(inside, origin, f"step '{step.label}' binds buffer {argument.buffer} of {len(plan.buffers)}")
-        size = plan.buffers[argument.buffer].nbytes
+        buffer = plan.buffers[argument.buffer]
+        size, kept = buffer.nbytes, buffer.role in (Role.INPUT, Role.WEIGHT)
+        if argument.writes and kept:
+            updated = buffer.role is Role.INPUT and any(source == buffer.name for _, source in plan.state)
+            _require(updated, origin, f"step '{step.label}' writes to the {buffer.role.value} '{buffer.name}'")
         _require(0 <= argument.offset <= size, origin, f"step '{step.label}' binds past the end of its buffer")
         if argument.extension is not None:
             fault = argument.extension.fault(argument.offset, size)

@@ -217,6 +217,8 @@ def _input(layout: Layout) -> Change:
 IMPOSSIBLE: dict[str, tuple[Change, str]] = {
     "buffer index": (_step(lambda s: replace(s, args=(Argument(9, 0),))), "binds buffer 9 of 4"),
     "negative index": (_step(lambda s: replace(s, args=(Argument(-1, 0),))), "binds buffer -1"),
+    "an input written": (_step(lambda s: replace(s, args=(Argument(0, 0, writes=True),))), "writes to the input 'x'"),
+    "a weight written": (_step(lambda s: replace(s, args=(Argument(1, 0, writes=True),))), "writes to the weight 'w'"),
     "offset": (_step(lambda s: replace(s, args=(Argument(0, 41),))), "past the end"),
     "negative offset": (_step(lambda s: replace(s, args=(Argument(0, -2),))), "past the end"),
     "kernel index": (_step(lambda s: replace(s, kernel=1)), "launches a missing kernel"),
