@@ -171,4 +171,4 @@ class Core:
 
     def _observe(self, turn: Turn, seconds: float) -> None:
         self._learn(turn, seconds)
-        self._listener.turn(seconds, sum(len(part.tokens) for _, part in turn.fills), len(turn.running))
+        self._listener.turn(seconds, sum(len(fill.part.tokens) for fill in turn.fills), len(turn.running))
