@@ -117,12 +117,14 @@ def _asked(url: str, vocabulary: int, load: Load, steps: Mapping[int, float], de
         "all clients over the decode step alone": most * steps[lanes] / (1000 * lanes * devices),
     }
     period = 2 * load.clients * load.answer / most
-    half = ask(url, vocabulary, load, load.clients, load.seconds + period, period)
-    start = min(record["asked"] for record in half) + period  # locust starts clients by dozens, who ask at once
+    half = ask(url, vocabulary, load, load.clients, load.seconds + 2 * period, period)
+    start = min(record["asked"] for record in half) + 2 * period  # until then there are fewer texts than later
+    share = throughput(half, start) / most
     half = [record for record in half if record["asked"] >= start]
     first = [1000 * (record["first"] - record["asked"]) for record in half]
     yield {
         "half load: requests": len(half),
+        "half load: tokens/s over all clients'": share,
         "half load: first token p50, ms": float(np.percentile(first, 50)),
         "half load: first token p99, ms": float(np.percentile(first, 99)),
     }
@@ -272,9 +274,8 @@ def ask(
     with tempfile.TemporaryDirectory() as folder:
         asked = {"model": MODEL, "vocabulary": vocabulary, "prompt": load.prompt, "answer": load.answer}
         asked |= {"records": str(Path(folder) / "records"), "period": period}
-        rate = clients if period is None else clients / period
         command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("serving_locustfile.py"))]
-        command += ["--headless", "--host", url, "--users", str(clients), "--spawn-rate", str(rate)]
+        command += ["--headless", "--host", url, "--users", str(clients), "--spawn-rate", str(clients)]
         command += ["--run-time", f"{seconds:.0f}s", "--stop-timeout", "600", "--loglevel", "WARNING", "--only-summary"]
         if load.processes > 1 and clients > 1:
             command += ["--processes", str(load.processes)]
@@ -285,12 +286,12 @@ def ask(
         return [json.loads(line) for file in Path(folder).glob("records-*") for line in file.read_text().splitlines()]
 
 
-def throughput(records: Sequence[dict[str, Any]]) -> float:
-    """Tokens a second while all clients had a text open."""
+def throughput(records: Sequence[dict[str, Any]], since: float = 0.0) -> float:
+    """Tokens a second while all clients asked, from a time on."""
     clients: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         clients[record["client"]].append(record)
-    start: float = max(min(record["asked"] for record in own) for own in clients.values())
+    start: float = max(since, *(min(record["asked"] for record in own) for own in clients.values()))
     end: float = min(max(record["end"] for record in own) for own in clients.values())
     tokens = 0.0
     for record in records:
