@@ -147,7 +147,7 @@ def _engine_figures(folder: Path, device: str | None, clients: int, load: Load) 
         "chunk of tokens, ms": {count: 1000 * _chunk_seconds(engine, count) for count in engine.chunks},
     }
     if most > 1:
-        figures["longest chunk beside a step of all lanes, ms"] = 1000 * _together_seconds(engine, most, load)
+        figures |= _together(engine, most, load)
     return figures | {"without a server, tokens/s": _driver_rate(engine, most, load)}
 
 
@@ -160,8 +160,8 @@ def _chunk_seconds(engine: Any, tokens: int) -> float:
     return _median_seconds(lambda: engine.prefill(part)())
 
 
-def _together_seconds(engine: Any, lanes: int, load: Load) -> float:
-    """What a turn takes in which the longest chunk is filled in while all lanes but its own go on."""
+def _together(engine: Any, lanes: int, load: Load) -> dict[str, float]:
+    """What the longest chunk and a step take while all lanes but its own go on: one of each, and one after another."""
     from npu_text.batching.engine import LaneSteps, Prefill
 
     each = ceil_div(load.prompt + load.answer, engine.page_tokens)
@@ -177,16 +177,34 @@ def _together_seconds(engine: Any, lanes: int, load: Load) -> float:
         filled()
         stepped()
 
-    return _median_seconds(turn)
+    one_of_each = _median_seconds(turn)
+    filling, ended = [engine.prefill(part), engine.prefill(part)], 0
+    seconds: list[float] = []
+    started = time.perf_counter()
+    while ended < 20:
+        seconds.append(_seconds(lambda: engine.step(steps)()))
+        if filling[0].is_done():
+            filling.pop(0)()
+            filling.append(engine.prefill(part))
+            ended += 1
+    chunk = (time.perf_counter() - started) / ended
+    for fill in filling:
+        fill()
+    return {
+        "longest chunk beside a step of all lanes, ms": 1000 * one_of_each,
+        "while both go on: a step, ms": 1000 * median(seconds),
+        "while both go on: a chunk, ms": 1000 * chunk,
+    }
 
 
 def _median_seconds(call: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(20):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return median(seconds)
+    return median(_seconds(call) for _ in range(20))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def _driver_rate(engine: Any, clients: int, load: Load) -> float:
