@@ -17,9 +17,9 @@ from npu_text.serving.vocabulary import Vocabulary
 
 __all__ = ["Core", "Listener", "TextJob"]
 
-# Of time between two events of a stream, for each stream that there is. An event takes the loop about a quarter as long:
-# were each token an event, they would fill the time of short steps, and new requests, whose lanes are idle until they
-# are read, and the engine's thread would wait for the loop's.
+# Of time between two events of a stream, for each stream that there is. An event takes the loop about a quarter as
+# long: were each token an event, they would fill the time of short steps, and new requests, whose lanes are idle until
+# they are read, and the engine's thread would wait for the loop's.
 _SECONDS_OF_STREAM = 120e-6
 
 
