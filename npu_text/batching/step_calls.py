@@ -138,16 +138,16 @@ def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
 
 
 class StepCalls:
-    """Calls of one function, each in the next of some turns."""
+    """Calls of one function, each in one of some turns."""
 
     def __init__(self, scene: Scene) -> None:
         self._turns = [StepTurn(scene) for _ in range(_TURNS_BESIDE if scene.overlaps else _TURNS)]
-        self._next = 0
 
     def turn(self) -> StepTurn:
-        """The next turn, once what was asked for in it before has run."""
-        found = self._turns[self._next]
-        self._next = (self._next + 1) % len(self._turns)
+        """A turn: the latest that is free, as each is recorded by itself; else the oldest, once its call has run."""
+        found = next((turn for turn in reversed(self._turns) if turn.is_free), self._turns[0])
+        self._turns.remove(found)
+        self._turns.append(found)
         found.free()
         return found
 
@@ -167,6 +167,11 @@ class StepTurn:
         self._calls: dict[frozenset[Feature] | None, _Call] = {}
         self._scoring: _ScoringCall | None = None
         self._pending: StepResult[Any] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing of its last call is left to be waited for."""
+        return self._pending is None or self._pending.is_settled
 
     def free(self) -> None:
         """Waits for the last call; what it gave is kept for whoever asks for it."""
@@ -271,11 +276,16 @@ class StepResult(Generic[_Given]):
         self._given: list[_Given] = []
         self._error: NPUError | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has been waited for."""
+        return not self._waits
+
     def settle(self) -> None:
         """Waits; an error is kept for `__call__`."""
-        waits, self._waits = self._waits, ()
-        if not waits:
+        if self.is_settled:
             return
+        waits, self._waits = self._waits, ()
         try:
             for wait in reversed(waits):  # the last one tells when all have run
                 wait()
@@ -287,7 +297,7 @@ class StepResult(Generic[_Given]):
 
     def is_done(self) -> bool:
         """Whether all has run but for what is asked for late."""
-        return not self._waits or self._waits[-1].is_done()
+        return self.is_settled or self._waits[-1].is_done()
 
     def __call__(self) -> _Given:
         """The results.
