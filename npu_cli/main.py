@@ -12,6 +12,7 @@ from typing import Any, TextIO, cast
 
 __all__ = ["main"]
 
+_USAGE = 2  # as argparse has it
 _INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 
 
@@ -43,10 +44,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     from npu_cli.parser import build_parser  # here, where an interrupt is noticed
 
     try:
-        parsed = build_parser().parse_args(arguments)
+        parser = build_parser()
+        parsed = parser.parse_args(arguments)
     except SystemExit:
         sys.stdout.flush()  # the text of --help
         raise
+    if parsed.command is None:
+        parser.print_help(sys.stderr)
+        parser.exit(_USAGE)
     # A command's module, and all that it imports, is loaded only when it runs.
     command = import_module(f"npu_cli.commands.{parsed.command.replace('-', '_')}")
     from npu_compiler.errors import NPUError

@@ -50,6 +50,40 @@ def test_an_empty_path(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "-o/--output: given '', expected a path" in capsys.readouterr().err
 
 
+def test_a_key_that_anybody_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "m", "--api-key", ""])
+    assert "--api-key: given '', expected a key" in capsys.readouterr().err
+
+
+def test_no_command_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "extract-llm" in shown.err
+
+
+def test_the_traceback_on_either_side_of_the_command() -> None:
+    for line in (["--debug", "describe", "none.npubin"], ["describe", "none.npubin", "--debug"]):
+        with pytest.raises(ProgramFormatError):
+            main(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("compile {folder}", "given the folder '{folder}', expected an IR.json"),
+        ("compile {folder}/tiny.npubin", "given '{folder}/tiny.npubin', which is compiled already"),
+        ("partition {folder}/tiny.npubin", "'{folder}/tiny.npubin' is not JSON but a binary file"),
+        ("run {folder}/tiny.npubin -i input=x.npy -o {folder}/tiny.json", "'{folder}/tiny.json', which is no folder"),
+    ],
+)
+def test_a_file_of_another_kind(line: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.format(folder=folder).split()) == 1
+    assert message.format(folder=folder) in capsys.readouterr().err
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["--version"])
@@ -133,6 +167,7 @@ def configuration(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("Qwen/Qwen2.5 -o out", "download one first: hf download Qwen/Qwen2.5 --local-dir Qwen2.5"),
         ("Qwen2,5 -o out", "given 'Qwen2,5', which does not exist; expected a Hugging Face folder or config.json"),
         ("{model} -o out --cache 257", "given a cache of 257 tokens, expected 1 to 256"),
         ("{model} -o out --prefill 512", "given prefill lengths [512], expected 2 to 256"),
