@@ -1,4 +1,4 @@
-"""A hook of mkdocs: headings in Korean get anchors of their words, as a repository's host makes them, and not numbers."""
+"""A hook of mkdocs: anchors of Korean headings are their words, as a repository's host has them, and not numbers."""
 
 from __future__ import annotations
 
