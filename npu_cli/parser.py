@@ -175,7 +175,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--queue", type=_positive, default=1024, metavar="N", help="texts that may wait; default: 1024")
     parser.add_argument(
-        "--patience", type=_number, default=60.0, metavar="SECONDS", help="for which one may wait; default: 60"
+        "--patience", type=_amount, default=60.0, metavar="SECONDS", help="for which one may wait; default: 60"
     )
     parser.add_argument(
         "--chunk", type=_positive, metavar="N", help="tokens of prompts between two steps; default: as a function takes"
@@ -184,7 +184,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--max-body", type=_positive, default=4 << 20, metavar="BYTES", help="of a request; default: 4 MiB"
     )
     parser.add_argument(
-        "--temperature", type=_number, default=1.0, help="where a request names none; default: 1, as the API has it"
+        "--temperature", type=_amount, default=1.0, help="where a request names none; default: 1, as the API has it"
     )
     parser.add_argument("--device", help=f"{_DEVICE_HELP}; a process on each of several, with commas between them")
 
@@ -270,6 +270,13 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"given '{text:.80}', expected a number") from None
+
+
+def _amount(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"given {value}, expected a number from 0 on")
+    return value
 
 
 def _seed(text: str) -> int:

@@ -31,6 +31,8 @@ _WRITTEN_OUT = "expected whole numbers with commas between them, such as 5,6,7"
         ("generate m --seed " + "9" * 5000, "expected a whole number"),
         ("generate m --temperature warm", "--temperature: given 'warm', expected a number"),
         ("generate m --top-k few", "--top-k: given 'few', expected a whole number"),
+        ("serve m --patience -1", "--patience: given -1.0, expected a number from 0 on"),
+        ("serve m --temperature nan", "--temperature: given nan, expected a number from 0 on"),
         ("run m --top five", "--top: given 'five', expected a whole number"),
     ],
 )
