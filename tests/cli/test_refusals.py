@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -70,6 +71,20 @@ def test_the_traceback_on_either_side_of_the_command() -> None:
     for line in (["--debug", "describe", "none.npubin"], ["describe", "none.npubin", "--debug"]):
         with pytest.raises(ProgramFormatError):
             main(line)
+
+
+def test_an_interrupt_waits_for_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of one, numpy and what is built on it take an interrupt for a package that is damaged."""
+    ended = []
+
+    def slow_import(name: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        ended.append(name)
+
+    monkeypatch.setattr("npu_cli.main.import_module", slow_import)
+    assert main(["doctor"]) == 130
+    assert ended == ["npu_cli.commands.doctor"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(
