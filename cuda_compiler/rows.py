@@ -46,6 +46,7 @@ _MAX_THREADS = 512
 _MAX_ITEMS = 8  # packs of a row that a thread keeps in registers
 _MANY_ROWS = 1024
 _WARPS_A_BLOCK = 4
+_PREFIX = "v"  # of the names of what a vector is computed from, beside what follows a product of it
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     return [KERNELS.launch(launch, fused, lowering)]
 
 
-def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks: int, prefix: str) -> Prologue:
+def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks: int) -> Prologue:
     """A device function ``compute_row`` by which each block of threads computes an operand, one row or a few.
 
     One row is shared by all threads of a block, ``ROW_THREADS``; of several each is a warp's.
@@ -109,13 +110,12 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
         lowering: Where the trace's tensors are.
         threads: Threads of a block.
         blocks: Blocks that do it.
-        prefix: Tells the names of what it reads from those of others in the same kernel.
     """
     group = operand.row
     rows = prod(group.shape[:-1])
     row_threads = threads if rows == 1 else 32
     positions = (*("0" for _ in group.shape[:-1]), "c") if rows == 1 else (*AXES[1:], "c")
-    operands = row_operands(group, lowering.tensors, positions, prefix)
+    operands = row_operands(group, lowering.tensors, positions, _PREFIX)
     statements = () if rows == 1 else _unpacked_row(operands)
     shape = _block_shape(group, operands, row_threads)
     loads = packed_loads(operands, [group.expr], shape.size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.decode import (
     ATTENTION_DECODE,
@@ -25,7 +25,6 @@ from cuda_compiler.attention.mask import MaskBlocks
 from cuda_compiler.attention.sizes import PIECE
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import pack_size
 from cuda_compiler.products.codes import number_macros
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
@@ -35,7 +34,6 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.cache_codes import SCALE_MACROS, Coded, is_coded, scale_macros, value_unit
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedRows, Computed
 from npu_compiler.lowering.problems.operand import Operand
@@ -138,11 +136,10 @@ def _staged(problem: Attention, lowering: Lowering, with_numbers: bool) -> list[
     return calls
 
 
-def lower_codes(
-    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
-) -> KernelCall:
+def lower_codes(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> KernelCall:
     """One launch, for what `suits_codes` takes; arguments as those of `decode.lower_decode`."""
-    k, v, division = problem.k, problem.v, divide(problem, blocks.positions, lowering.device)
+    k, v, lowering = problem.k, problem.v, around.lowering
+    division = divide(problem, blocks.positions, around.device)
     assert isinstance(k, CodedRows)
     assert isinstance(v, CodedRows)
     assert division is not None
@@ -152,11 +149,9 @@ def lower_codes(
     early = blocks.ready and all(is_kept(part, lowering, fresh > 0) for part in (k, v, k.scale, v.scale))
     caches = {"k": k.argument, "v": v.argument, "k_scales": k.scale.argument, "v_scales": v.scale.argument}
     caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
-    reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
-    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
     macros = _macros(division, functions, k, v, fresh)
     launch = launch_of(ATTENTION_CODES, division, functions, macros, caches, blocks, early, lowering)
-    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+    return around.of_problem(problem.with_operand(0, problem.q.in_memory)).launch(launch, around.pack_size(2))
 
 
 def _with_all_on_their_way(division: Division, device: DeviceModel) -> Division:

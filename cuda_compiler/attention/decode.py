@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
@@ -17,7 +17,6 @@ from cuda_compiler.attention.sizes import PIECE, SIZE_MACROS, bindings, operand_
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
@@ -27,7 +26,6 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.element import ElementFunction, element_function
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedRows, Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
@@ -189,19 +187,15 @@ def _names_rows(produced: Group) -> bool:
     return True
 
 
-def lower_decode(
-    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
-) -> KernelCall | None:
+def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> KernelCall | None:
     """One launch; None where the kernel does not suit.
 
     Args:
         problem: What is to be computed.
-        group: The same, with its epilogue and what makes its operands: both keys and values, or neither.
-        lowering: Where the trace's tensors are.
-        positions: The operands of the epilogue.
+        around: The same, with its epilogue and what makes its operands: both keys and values, or neither.
         blocks: What each block of the mask does.
     """
-    division = divide(problem, blocks.positions, lowering.device)
+    division, lowering = divide(problem, blocks.positions, around.device), around.lowering
     fresh = _fresh_rows(problem)
     if division is None or fresh is None:
         return None
@@ -211,9 +205,8 @@ def lower_decode(
     caches = {"k": problem.k.argument, "v": problem.v.argument}
     caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
     launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)
-    reading = replace(group, problem=problem.stored())  # so that the bytes of keys and values count
-    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+    # that of stored operands, so that the bytes of keys and values count
+    return around.of_problem(problem.stored()).launch(launch, around.pack_size(2))
 
 
 def launch_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.attention.coded_pages import (
     PAGE_CODE_MACROS,
@@ -21,7 +21,6 @@ from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.early_launches import is_settled
-from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
@@ -30,7 +29,6 @@ from npu_compiler.lowering.cache_codes import is_coded
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.paging import share_fresh_rows, without_unlike_pages
-from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedPages, Computed, InPages, Paged, Scattered
 from npu_compiler.lowering.problems.operand import Operand
@@ -156,28 +154,26 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         return [*written, *lower_attention(problem, replace(group, problem=problem), lowering)]
     coded = coded and not in_pages
     division = _divide(problem.stored() if coded else problem, lowering.device)
-    positions = epilogue_positions(group, lowering, "sum")
+    around = AnchoredGroup.of(group, lowering)
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
     ready = _is_ready(problem, division, launches, states, lowering)
-    alone = replace(group, problem=_with_pages(problem.stored(), problem))
+    alone = around.of_problem(_with_pages(problem.stored(), problem))
     made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)] + _fresh(problem)
     producers = lower_shared(made, lowering) if made else []
     producers += numbers_of_codes(problem, lowering) if coded else written_codes(problem, lowering)
-    options = [CallOption("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
+    options = [CallOption("", (*producers, _lower_tiles(division, alone, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
-    paged = lower_paged(problem, group, lowering, positions, blocks)
+    paged = lower_paged(problem, around, blocks)
     elsewhere = coded or isinstance(problem.k, InPages)
-    decode = None if elsewhere else lower_decode(problem, group, lowering, positions, blocks)
+    decode = None if elsewhere else lower_decode(problem, around, blocks)
     if coded:
-        codes = lower_codes(problem, group, lowering, positions, blocks)
-        options.insert(0, CallOption(CLUSTERS, (codes,)))
+        options.insert(0, CallOption(CLUSTERS, (lower_codes(problem, around, blocks),)))
     elif paged:
         options = [*paged, *options]
     elif decode is not None:
         options.insert(0, CallOption(CLUSTERS, (decode,)))
     elif not in_pages and is_for_warpgroups(problem, lowering.device):
-        prefill = lower_prefill(alone, lowering, problem, positions, blocks)
-        options.insert(0, CallOption(WARPGROUPS, (*producers, prefill)))
+        options.insert(0, CallOption(WARPGROUPS, (*producers, lower_prefill(problem, alone, blocks))))
     return [*launches, *choice_of(options)]
 
 
@@ -199,11 +195,9 @@ def _without_fresh(problem: Attention) -> Attention:
     return _with_pages(problem, problem)
 
 
-def _lower_tiles(
-    division: _Division, group: Group, lowering: Lowering, positions: Positions, states: Argument, ready: bool
-) -> KernelCall:
+def _lower_tiles(division: _Division, around: AnchoredGroup, states: Argument, ready: bool) -> KernelCall:
     """The launch that every GPU can run; `ready` if the states were written before the launch ahead of it."""
-    problem = division.problem
+    problem, lowering = division.problem, around.lowering
     tiles = division.row_tiles * problem.batch * problem.groups
     rows = tiles * division.splits * division.tile_rows if division.splits > 1 else 0
     parts_bytes = rows * (division.width + 2) * FLOAT32.size
@@ -217,8 +211,7 @@ def _lower_tiles(
         prologues=pages(problem, lowering),
         shared_bytes=division.shared_bytes,
     )
-    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
+    return around.launch(launch, around.pack_size(2))
 
 
 def _is_ready(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
 from cuda_compiler.attention.coded_pages import (
@@ -25,7 +25,6 @@ from cuda_compiler.attention.sizes import PIECE, SIZE_MACROS, bindings, operand_
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch, is_settled
-from cuda_compiler.packing import pack_size
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
@@ -34,7 +33,6 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.element import element_function
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.paging import fresh_rows
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedPages, Computed, InPages
 from npu_compiler.lowering.problems.operand import Operand
@@ -107,39 +105,28 @@ def loads_pages(group: Group, position: int, operand: Operand) -> bool:
     return operand.page % _PAGE_STEP == 0 and operand.page <= _MAX_PAGE and operand.page & (operand.page - 1) == 0
 
 
-def lower_paged(
-    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
-) -> list[CallOption]:
+def lower_paged(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> list[CallOption]:
     """One launch for devices with clusters, and one for others; none where the kernel does not suit.
 
     Args:
         problem: What is to be computed.
-        group: The same, with its epilogue and what makes its queries.
-        lowering: Where the trace's tensors are.
-        positions: The operands of the epilogue.
+        around: The same, with its epilogue and what makes its queries.
         blocks: What each block of the mask does.
     """
     if not isinstance(problem.k, InPages) or not _suits(problem, blocks.positions):
         return []
-    divisions = {CLUSTERS: _divide(problem, blocks.positions, lowering.device, offers(lowering.device, CLUSTERS))}
-    divisions[PAGED] = _divide(problem, blocks.positions, lowering.device, False)
+    device = around.device
+    divisions = {CLUSTERS: _divide(problem, blocks.positions, device, offers(device, CLUSTERS))}
+    divisions[PAGED] = _divide(problem, blocks.positions, device, False)
     if divisions[CLUSTERS] == divisions[PAGED]:
         del divisions[CLUSTERS]
     return [
-        CallOption(requires, (_launch(division, problem, group, lowering, positions, blocks),))
-        for requires, division in divisions.items()
+        CallOption(requires, (_launch(division, problem, around, blocks),)) for requires, division in divisions.items()
     ]
 
 
-def _launch(
-    division: _Division,
-    problem: Attention,
-    group: Group,
-    lowering: Lowering,
-    positions: Positions,
-    blocks: MaskBlocks,
-) -> KernelCall:
-    fresh, tiles = _fresh(problem), problem.batch * problem.groups
+def _launch(division: _Division, problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> KernelCall:
+    fresh, tiles, lowering = _fresh(problem), problem.batch * problem.groups, around.lowering
     template, stored = (ATTENTION_CODED_PAGES, "uint8") if are_coded_pages(problem) else (ATTENTION_PAGED, "tile_t")
     kept = tiles * division.kept_floats(problem) * FLOAT32.size
     inputs = bindings(problem, blocks.states, kept, lowering)
@@ -178,9 +165,7 @@ def _launch(
         extension=cluster_along_x(division.cluster),
         hurries=early,
     )
-    reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
-    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+    return around.of_problem(problem.with_operand(0, problem.q.in_memory)).launch(launch, around.pack_size(2))
 
 
 def _suits(problem: Attention, block: int) -> bool:

@@ -12,7 +12,7 @@ from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import CHUNK_BYTES, is_packed_image, is_packed_weight
 from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size, packs_by_element
 from cuda_compiler.tiles.teams import TeamTiling
@@ -179,7 +179,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     made, device = conv.image.made, lowering.device
     assert isinstance(made.problem, Convolution)
     work, inner = DirectedGroup.of(group, lowering), epilogue_positions(made, lowering, "sum", prefix="m")
-    sizes = work.pack_size(conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
+    sizes = work.pack_size(width=conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
     staged = packs_by_element(made, inner, PACK_SIZES[0])
     if set(sizes) != {PACK_SIZES[0]} or len(staged) > 1 or not all(_is_staged(load, made) for load in staged):
         return None
@@ -215,7 +215,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         shared_bytes=shared_bytes,
     )
     fused = work.epilogue(PACK_SIZES[0])
-    return directed_launch(launch, changed(fused, text=_struct("LastEpilogue", fused.text)), lowering)
+    return work.directed_with(launch, changed(fused, text=_struct("LastEpilogue", fused.text)))
 
 
 def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -> TeamTiling:

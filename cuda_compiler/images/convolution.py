@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from cuda_compiler.anchors import anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS, stricter
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.back_to_back import back_to_back_microseconds, lower_back_to_back, memory_microseconds
 from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
-from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import (
     CHUNK,
     CHUNK_BYTES,
@@ -36,7 +35,6 @@ from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, c
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import TensorSpec
-from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.forms import Produced
@@ -213,22 +211,13 @@ def _tiled_options(
     tilings = close_tilings(_asked(conv, group, work.lowering), work.device, large)
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
-    fused = {
-        most: work.epilogue(work.pack_size(conv.outputs, most))
-        for most in {tiling.neighbours(group.output.dtype) for tiling in tilings}
-    }
-    ways = []
-    for tiling in tilings:
-        epilogue = fused[tiling.neighbours(group.output.dtype)]
-        ways.append(option_of(_lower_tiled(conv, work, epilogue, image, "\n".join(structs), tiling), tiling))
+    ways = [option_of(_lower_tiled(conv, work, image, "\n".join(structs), tiling), tiling) for tiling in tilings]
     if not _is_coded(conv) and fits_overlaps(conv, work):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, work),)))
     return ways
 
 
-def _lower_tiled(
-    conv: Convolution, work: DirectedGroup, fused: Epilogue, image: Argument, structs: str, tiling: Tiling
-) -> KernelCall:
+def _lower_tiled(conv: Convolution, work: DirectedGroup, image: Argument, structs: str, tiling: Tiling) -> KernelCall:
     lowering, summed = work.lowering, _summed(conv, work.group)
     steps = sum(ceil_div(_depth(part), tiling.depth) for part in summed)
     tiles_m, tiles_n = ceil_div(conv.pixels, tiling.rows), ceil_div(conv.outputs, tiling.columns)
@@ -262,7 +251,7 @@ def _lower_tiled(
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return directed_launch(launch, fused, lowering)
+    return work.directed(launch, work.pack_size(tiling.neighbours(work.group.output.dtype), conv.outputs))
 
 
 def _lower_plain(conv: Convolution, work: DirectedGroup) -> KernelCall:
@@ -288,4 +277,4 @@ def _lower_plain(conv: Convolution, work: DirectedGroup) -> KernelCall:
         inputs=conv.arguments,
         flops=conv.flops,
     )
-    return anchor_launch(launch, work.epilogue(1), work.lowering)
+    return work.launch(launch, 1)

@@ -9,7 +9,7 @@ from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import lower_conv2d
-from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import SIZE_MACROS, TAP_MACROS, along_axes, image_macros
 from cuda_compiler.images.pooled_windows import lower_pooled_windows
 from cuda_compiler.packing import PACK_SIZES
@@ -103,7 +103,7 @@ def _lower_alone(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall:
         inputs=pool.arguments,
         flops=pool.flops,
     )
-    return directed_launch(launch, work.epilogue(size), lowering)
+    return work.directed(launch, size)
 
 
 def _along(pool: Pooling, size: int, device: DeviceModel) -> tuple[int, int]:
@@ -128,6 +128,6 @@ def _geometry(pool: Pooling) -> dict[str, object]:
 
 def _pack_size(pool: Pooling, work: DirectedGroup) -> int:
     """Channels of a thread: those that the epilogue stores together, where the image can be read that way too."""
-    size = work.pack_size(pool.shape[1])
+    size = work.pack_size(width=pool.shape[1])
     fits = are_chunks(size, pool.image.strides[1], pool.image.across(1))
     return size if size in PACK_SIZES and fits else 1

@@ -152,7 +152,7 @@ def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Bul
 @lru_cache(maxsize=1024)  # a model has the same product in many layers
 def bulk_tilings(asked: Asked, device: DeviceModel) -> tuple[BulkTiling, ...]:
     """Tilings of a product that are worth timing, the best by the model of their cost first."""
-    best = best_candidates([bulk_candidates], asked, device, kept_candidates(device, bulk=True))
+    best = best_candidates(bulk_candidates(asked, device), kept_candidates(device, bulk=True))
     return tuple(candidate.sizes for candidate in best)
 
 

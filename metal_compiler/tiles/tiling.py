@@ -96,7 +96,7 @@ def tile_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Til
 
 def best_tiling(asked: Asked, device: DeviceModel) -> Tiling:
     """The tiling that takes the least time, by the model of its cost."""
-    return best_candidates([tile_candidates], asked, device, THE_BEST)[0].sizes
+    return best_candidates(tile_candidates(asked, device), THE_BEST)[0].sizes
 
 
 def chunk_of(dtype: DType, tile: DType, contiguous: int, multiples: Sequence[int]) -> int:

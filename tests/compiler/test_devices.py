@@ -218,15 +218,11 @@ def test_constants_that_are_not_what_they_should_be_are_refused(wrong: dict[str,
 
 
 def test_few_candidates_are_kept_and_one_that_every_device_runs() -> None:
-    def first(asked: int, device: DeviceModel) -> Iterator[Candidate[str]]:
-        times = {"a": 5, "b": 1, "c": 1}
-        yield from (Candidate("first", name, time * asked, "special") for name, time in times.items())
-
-    def second(asked: int, device: DeviceModel) -> Iterator[Candidate[str]]:
-        yield from (Candidate("second", name, time * asked) for name, time in {"d": 9, "e": 2}.items())
+    candidates = [Candidate("first", name, time, "special") for name, time in {"a": 5, "b": 1, "c": 1}.items()]
+    candidates += [Candidate("second", name, time) for name, time in {"d": 9, "e": 2}.items()]
 
     def names(close: float, most: int) -> str:
-        return "".join(each.sizes for each in best_candidates([first, second], 3, GENERIC, Kept(close, most)))
+        return "".join(each.sizes for each in best_candidates(candidates, Kept(close, most)))
 
     assert names(1.0, 4) == "bce"
     assert names(2.0, 4) == "bce"
