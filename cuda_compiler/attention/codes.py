@@ -6,20 +6,19 @@ from dataclasses import replace
 
 from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.vocabulary import CLUSTERS
+from cuda_compiler.attention.computed import functions_of
 from cuda_compiler.attention.decode import (
     ATTENTION_DECODE,
     CLUSTER,
     DECODE_MACROS,
     WARPS,
     Division,
-    Functions,
     are_fresh_rows,
-    computed_in_kernel,
+    count_of_new,
     divide,
     division_macros,
     is_kept,
     launch_of,
-    operand_macros,
 )
 from cuda_compiler.attention.mask import MaskBlocks
 from cuda_compiler.attention.sizes import PIECE
@@ -35,11 +34,10 @@ from npu_compiler.lowering.cache_codes import SCALE_MACROS, Coded, is_coded, sca
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import CodedRows, Computed
+from npu_compiler.lowering.problems.forms import CodedRows
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE
-from npu_compiler.tensor.expr import Expr, Load
 from npu_compiler.tensor.view import View
 
 __all__ = ["ATTENTION_CODES", "CODE_NUMBER_MACROS", "ROUNDING_MACROS", "are_fitting_codes", "code_number_macros"]
@@ -106,8 +104,7 @@ def suits_codes(problem: Attention, device: DeviceModel, block: int) -> bool:
     k, v = problem.k, problem.v
     if not isinstance(k, CodedRows) or not isinstance(v, CodedRows) or k.kind != v.kind:
         return False
-    rows = [0 if operand.fresh is None else operand.fresh.codes.shape[2] for operand in (k, v)]
-    return rows[0] == rows[1] and divide(problem, block, device) is not None
+    return count_of_new(problem) is not None and divide(problem, block, device) is not None
 
 
 def numbers_of_codes(problem: Attention, lowering: Lowering) -> list[KernelCall]:
@@ -144,12 +141,18 @@ def lower_codes(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -
     assert isinstance(v, CodedRows)
     assert division is not None
     division = _with_all_on_their_way(division, lowering.device)
-    fresh = 0 if k.fresh is None else k.fresh.codes.shape[2]
-    functions = computed_in_kernel(_wanted(problem, k, v), lowering)
-    early = blocks.ready and all(is_kept(part, lowering, fresh > 0) for part in (k, v, k.scale, v.scale))
+    fresh, functions = count_of_new(problem), functions_of(problem, lowering, one_place=False)
+    early = blocks.ready and all(is_kept(part, lowering, bool(fresh)) for part in (k, v, k.scale, v.scale))
     caches = {"k": k.argument, "v": v.argument, "k_scales": k.scale.argument, "v_scales": v.scale.argument}
-    caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
-    macros = _macros(division, functions, k, v, fresh)
+    macros = {
+        **division_macros(division),
+        "FRESH": fresh,
+        **functions.macros,
+        "KEPT": "" if fresh else "const",
+        **code_number_macros(k, v, problem.q.dtype),
+        **rounding_macros(k.kind),
+        **scale_macros(k, v, CUDA),
+    }
     launch = launch_of(ATTENTION_CODES, division, functions, macros, caches, blocks, early, lowering)
     return around.of_problem(problem.with_operand(0, problem.q.in_memory)).launch(launch, around.pack_size(2))
 
@@ -165,28 +168,6 @@ def _with_all_on_their_way(division: Division, device: DeviceModel) -> Division:
     depth = _DEPTH if blocks <= held else _DEPTH // 2
     needed = ceil_div(pieces, clusters * division.cluster * WARPS)
     return replace(division, clusters=clusters, depth=max(ceil_div(division.rows, 8), min(depth, needed)))
-
-
-def _wanted(problem: Attention, k: CodedRows, v: CodedRows) -> dict[str, tuple[Expr, View]]:
-    """What the kernel computes: queries, new keys and values, and their places."""
-    q = problem.q
-    wanted: dict[str, tuple[Expr, View]] = {
-        "query_value": (q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype), q.view)
-    }
-    for name, fresh in (("key", k.fresh), ("value", v.fresh)):
-        if fresh is not None:
-            assert fresh.codes.index is not None
-            wanted[f"{name}_value"] = (fresh.numbers, fresh.codes.view)
-            wanted[f"{name}_place"] = (fresh.codes.index, fresh.codes.view)
-    return wanted
-
-
-def _macros(division: Division, functions: Functions, k: CodedRows, v: CodedRows, fresh: int) -> dict[str, object]:
-    given = {**division_macros(division), **operand_macros(functions, fresh), "KEPT": "" if fresh else "const"}
-    del given["KEPT_T"]
-    given |= {"ELEMENT_BYTES": 1, "SCALE_BYTES": k.scale.dtype.size + v.scale.dtype.size}
-    codes = code_number_macros(k, v, division.problem.q.dtype)
-    return {**given, **codes, **rounding_macros(k.kind), **scale_macros(k, v, CUDA)}
 
 
 def rounding_macros(kind: DType) -> dict[str, object]:

@@ -7,13 +7,26 @@ from cuda_compiler.dialect import CUDA
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.cache_codes import is_coded
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["PIECE", "SIZE_MACROS", "bindings", "operand_values", "padded", "size_macros"]
+__all__ = [
+    "PIECE",
+    "SIZE_MACROS",
+    "bindings",
+    "element_bytes",
+    "operand_values",
+    "padded",
+    "piece_bytes",
+    "scale_bytes",
+]
+__all__ += ["scale_bytes", "size_macros"]
 
 PIECE = 16
 """Positions that a warp takes at a time; as in attention_warp.cuh."""
+
+_ROW_GAP = 16  # bytes between rows of a piece in shared memory
 
 SIZE_MACROS = "tile_t HEAD_SIZE VALUE_SIZE GROUPS SHARED LENGTH SCALE SINK_STEP? sink_t?"
 
@@ -40,6 +53,22 @@ def size_macros(problem: Attention) -> dict[str, object]:
         "LENGTH": problem.length,
         "SCALE": CUDA.literal(problem.scale, FLOAT32),
     }
+
+
+def element_bytes(problem: Attention) -> int:
+    """Of an element of keys and values in shared memory, a code or a number."""
+    return 1 if is_coded(problem.k) else 2
+
+
+def scale_bytes(problem: Attention) -> int:
+    """Of the scales of a position's keys and values; 0 where they are numbers."""
+    return sum(operand.scale.dtype.size for operand in (problem.k, problem.v) if is_coded(operand))
+
+
+def piece_bytes(problem: Attention) -> int:
+    """Shared memory for one piece of a warp: keys, values and their scales."""
+    width = padded(problem.size) + padded(problem.value_size)
+    return PIECE * (width * element_bytes(problem) + 2 * _ROW_GAP + scale_bytes(problem))
 
 
 def operand_values(problem: Attention, state_rows: int) -> dict[str, int]:
