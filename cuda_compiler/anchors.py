@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.epilogues import epilogue
 from cuda_compiler.maps import map_macros
-from cuda_compiler.packing import PACK_SIZES, epilogue, pack_size
+from cuda_compiler.packing import PACK_SIZES, pack_size
 from cuda_compiler.short_codes import shortened
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall

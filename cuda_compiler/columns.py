@@ -115,7 +115,7 @@ def _compute_rows(group: Group, found: Positions, program: RowProgram, loads: Se
     packs = [f"        const Pack<{load.storage}, {size}> x{i} = {load.source};" for i, load in enumerate(loads)]
     lines = [
         *state_functions(program.phases, COLUMNS),
-        f"__device__ __forceinline__ void compute_rows(int pack, int slice, bool alive, {storage}* out, "
+        f"{CUDA.inline} void compute_rows(int pack, int slice, bool alive, {storage}* out, "
         f"{pointer_parameters(found.operands, CUDA)}const Params& p)",
         "{",
         *found.statements,

@@ -168,7 +168,7 @@ def _compute_row(
     inside = [] if shape.items else packs
     lines = [
         *state_functions(program.phases, ROWS),
-        f"__device__ __forceinline__ void compute_row(int row, int lane, {_beside_parameter(group)}{storage}* out, "
+        f"{CUDA.inline} void compute_row(int row, int lane, {_beside_parameter(group)}{storage}* out, "
         f"{pointer_parameters(found.operands, CUDA)}const Params& p)",
         "{",
         *found.statements,

@@ -30,7 +30,7 @@ from cuda_compiler.early_launches import EarlyLaunch
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Scattered
@@ -80,7 +80,7 @@ ATTENTION_DECODE = KernelTemplate(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="attention_decode"):
     """What decides how clusters share the positions.
 
     Attributes:
@@ -276,7 +276,7 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
     if not fits or problem.causal or not problem.k.has_chunks(_CHUNK) or not problem.v.has_chunks(_CHUNK):
         return None
     heads, pieces = problem.batch * problem.groups * parts, tiles * block // PIECE
-    costs, held = device.constants("attention_decode", _Costs), cluster_cores(device)[CLUSTER]
+    costs, held = _Costs.of(device), cluster_cores(device)[CLUSTER]
     cluster = CLUSTER
     while cluster > 1 and (heads * cluster > 2 * held or cluster // 2 * WARPS >= pieces):
         cluster //= 2

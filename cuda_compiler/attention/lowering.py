@@ -26,7 +26,7 @@ from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, c
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.cache_codes import is_coded
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.paging import share_fresh_rows, without_unlike_pages
 from npu_compiler.lowering.problems.attention import Attention
@@ -72,7 +72,7 @@ ATTENTION_OVER_CODES = replace(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="attention_tiles"):
     """What decides how many blocks of threads share the positions of a row.
 
     Attributes:
@@ -275,17 +275,13 @@ def _warps(rows: int, block: int) -> tuple[int, int]:
     return along_rows, max(1, min(4, block // 16) // along_rows)
 
 
-def _costs(device: DeviceModel) -> _Costs:
-    return device.constants("attention_tiles", _Costs)
-
-
 def _splits(tiles: int, blocks: int, device: DeviceModel) -> int:
     """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
-    return max(1, min(device.cores // blocks, ceil_div(tiles, _costs(device).split_tiles)))
+    return max(1, min(device.cores // blocks, ceil_div(tiles, _Costs.of(device).split_tiles)))
 
 
 def _macros(division: _Division, device: DeviceModel) -> dict[str, object]:
-    problem, costs = division.problem, _costs(device)
+    problem, costs = division.problem, _Costs.of(device)
     return {
         **size_macros(problem),
         "BLOCK": division.block,

@@ -14,7 +14,7 @@ from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Paged
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -47,7 +47,7 @@ ATTENTION_PREFILL = KernelTemplate(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="attention_prefill"):
     """How many blocks of positions are worth a block of threads."""
 
     split_tiles: int
@@ -85,7 +85,7 @@ class _Division:
     @property
     def split_tiles(self) -> int:
         """Blocks of positions that are worth a block of threads."""
-        return self.device.constants("attention_prefill", _Costs).split_tiles
+        return _Costs.of(self.device).split_tiles
 
     @property
     def splits(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
 from npu_compiler.lowering.candidates import Kept
-from npu_compiler.lowering.device_model import DeviceModel, DeviceModels
+from npu_compiler.lowering.device_model import DeviceModel, DeviceModels, FamilyConstants
 
 __all__ = ["DEVICES", "TENSOR_MAPS", "busy_threads", "cluster_cores", "kept_candidates", "offers"]
 
@@ -29,13 +29,13 @@ def offers(device: DeviceModel, requires: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Clusters:
+class _Clusters(FamilyConstants, family="clusters_held"):
     cores: Mapping[int, int]
 
 
 def cluster_cores(device: DeviceModel) -> Mapping[int, int]:
     """Multiprocessors that clusters can fill, by the blocks of a cluster: a cluster lies within a part of the GPU."""
-    return device.constants("clusters_held", _Clusters).cores
+    return _Clusters.of(device).cores
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def busy_threads(device: DeviceModel, family: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Rules:
+class _Rules(FamilyConstants, family="kept"):
     tiles: Kept
     bulk_tiles: Kept
 
 
 def kept_candidates(device: DeviceModel, *, bulk: bool) -> Kept:
     """How many candidates are worth timing: of tiles that the copy engine brings, or of those that threads copy."""
-    rules = device.constants("kept", _Rules)
+    rules = _Rules.of(device)
     return rules.bulk_tiles if bulk else rules.tiles

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.epilogues import element_functions
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import along_axes
-from cuda_compiler.packing import element_functions
 from cuda_compiler.short_codes import shortened
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall

@@ -12,11 +12,10 @@ from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, offers
 from cuda_compiler.tiles.wgmma import WARPGROUP_ROWS
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
 __all__ = ["ByWarpgroups", "ByWarps", "CodedRows", "CodedRowsCosts", "Work", "coded_rows_candidates"]
 
-_FAMILY = "coded_rows"
 _WARP_SPAN = 64  # codes of a row that four lanes have side by side
 _BRINGING_THREADS = 128  # that copy and bring what belongs to groups
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
@@ -49,7 +48,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class CodedRowsCosts:
+class CodedRowsCosts(FamilyConstants, family="coded_rows"):
     """What a launch costs.
 
     Attributes:
@@ -242,12 +241,12 @@ class ByWarpgroups(CodedRows):
 
 def coded_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
     """All ways to share the work that fit, with what each should take."""
-    costs = device.constants(_FAMILY, CodedRowsCosts)
+    costs = CodedRowsCosts.of(device)
     for requires, each in _few(device) if work.rows <= _GATHERED else _many(work, device):
         sizes = each.filling(work, device)
         if sizes is not None:
             clocks = _clocks(sizes, work, costs, device)
-            yield Candidate(_FAMILY, sizes, device.microseconds(clocks), requires)
+            yield Candidate(costs.family, sizes, device.microseconds(clocks), requires)
 
 
 def _many(work: Work, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:

@@ -14,7 +14,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.products.few_rows_sizes import WARPS, FewRows, Work, few_rows_candidates, few_rows_costs
+from cuda_compiler.products.few_rows_sizes import WARPS, FewRows, FewRowsCosts, Work, few_rows_candidates
 from cuda_compiler.products.grouped_matvec import loads_rows_beside_codes
 from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import CallOption, KernelCall
@@ -83,7 +83,7 @@ def is_quicker(found: Product, in_tiles: float, device: DeviceModel) -> bool:
         in_tiles: What the model of tiles says.
         device: The device.
     """
-    pace = device.memory_a_clock * few_rows_costs(device).in_tiles
+    pace = device.memory_a_clock * FewRowsCosts.of(device).in_tiles
     arriving = device.microseconds(found.n * found.k * found.b.dtype.size / pace)
     return ranked_few_rows(found, device)[0].microseconds <= max(in_tiles, arriving)
 

@@ -16,7 +16,7 @@ from npu_compiler.codings import SmallFloat
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import Computed, Dequantised, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
@@ -29,7 +29,6 @@ __all__ += ["part_inputs", "part_macros", "part_rows", "suits_codes"]
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
 _MAX_COMPUTED_ROWS = 8  # beyond which every block would compute for longer than a launch of its own takes
-_FAMILY = "grouped_vectors"
 _SHARED_BYTES = 64 * 1024  # of a block, which every device has
 _PART_ROW, _COLUMNS = 20, 8
 _WIDE_DEPTH = 5  # beyond which registers do not hold the spans beside the sums of more than eight columns
@@ -53,7 +52,7 @@ GROUPED_MATVEC = KernelTemplate(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="grouped_vectors"):
     """What decides how threads share the work.
 
     Attributes:
@@ -296,7 +295,7 @@ def _shape(work: _Work, device: DeviceModel) -> _Shape:
 
 def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]:
     """Tiles shared by one warp or several: as long as the loads of one thread take, at the pace of the memory."""
-    costs = device.constants(_FAMILY, _Costs)
+    costs = _Costs.of(device)
     for warps_k in (8, 4, 2, 1):
         passes, alone = ceil_div(work.spans, warps_k), ceil_div(work.tiles, _WARPS // warps_k) <= device.cores
         most = (costs.alone_in_flight if alone else costs.in_flight) * 16 // work.lane_bytes
@@ -307,4 +306,4 @@ def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]
         loads = each * (passes * work.lane_bytes / 16 + costs.share_cost)
         loaded_bytes = device.cores * costs.blocks * 32 * _WARPS * 16  # by one load of all threads
         clocks = loads * (loaded_bytes / device.memory_a_clock)
-        yield Candidate(_FAMILY, shape, device.microseconds(clocks))
+        yield Candidate(costs.family, shape, device.microseconds(clocks))

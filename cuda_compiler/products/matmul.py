@@ -30,7 +30,7 @@ from cuda_compiler.tiles.tiling import TILE_MACROS, Asked, Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
 from npu_compiler.dtypes import FLOAT16
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.problems.forms import Computed, Dequantised, GroupedCodes
@@ -162,7 +162,7 @@ def _asked(found: Product, around: AnchoredGroup) -> Asked:
 
 
 @dataclass(frozen=True)
-class _Library:
+class _Library(FamilyConstants, family="library"):
     """The smallest product that the library is tried for."""
 
     rows: int
@@ -171,7 +171,7 @@ class _Library:
 
 def _suits_library(found: Product, device: DeviceModel) -> bool:
     """Whether a product is large enough for the library to win more than an epilogue of its own costs."""
-    plain, least = are_along_k(found) and found.batches == 1, device.constants("library", _Library)
+    plain, least = are_along_k(found) and found.batches == 1, _Library.of(device)
     return plain and found.m >= least.rows and found.n >= least.columns
 
 

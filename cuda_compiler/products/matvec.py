@@ -15,7 +15,7 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import Computed, Dequantised, is_vector
 from npu_compiler.lowering.problems.operand import Operand
@@ -29,11 +29,10 @@ _MAX_VECTORS = 8
 _WARPS = 8
 _LOAD_BYTES = 16
 _MAX_STAGED_BYTES = 40 * 1024  # of shared memory for the vectors
-_FAMILY = "few_vectors"
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="few_vectors"):
     """What decides how threads share the work.
 
     Attributes:
@@ -212,7 +211,7 @@ def _shape(vectors: _Vectors, found: Product, outputs: int, device: DeviceModel)
 
 def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]:
     """Rows shared by one warp or several: as long as the loads of one thread take, at the pace of the memory."""
-    costs, lanes = _costs(device), 32
+    costs, lanes = _Costs.of(device), 32
     while lanes > 1 and lanes * work.load >= 2 * work.k:
         lanes //= 2
     chunks_each = ceil_div(work.chunks, device.cores * work.blocks_each)
@@ -223,16 +222,12 @@ def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]
         shape = _Shape(work.load, lanes, warps_k, work.outputs, ceil_div(passes, rounds))
         loads = passes * work.outputs + (costs.share_cost if warps_k > 1 else 0)
         clocks = ceil_div(chunks_each, shape.groups) * loads * (loaded_bytes / device.memory_a_clock)
-        yield Candidate(_FAMILY, shape, device.microseconds(clocks))
-
-
-def _costs(device: DeviceModel) -> _Costs:
-    return device.constants(_FAMILY, _Costs)
+        yield Candidate(costs.family, shape, device.microseconds(clocks))
 
 
 def _blocks_each(vectors: _Vectors, found: Product, device: DeviceModel) -> int:
     """Blocks of a multiprocessor: one, if all it reads is on its way at once, so that the next kernel finds room."""
-    nbytes, costs = found.batches * vectors.outputs * found.k * vectors.matrix.dtype.size, _costs(device)
+    nbytes, costs = found.batches * vectors.outputs * found.k * vectors.matrix.dtype.size, _Costs.of(device)
     return 1 if nbytes <= device.cores * costs.held_bytes else costs.blocks
 
 

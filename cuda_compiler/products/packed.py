@@ -16,7 +16,7 @@ from cuda_compiler.tiles.lowering import bytes_of_a_result
 from cuda_compiler.tiles.tiling import Asked
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import in_memory_order
 from npu_compiler.lowering.problems.forms import Dequantised, GroupedCodes
@@ -75,7 +75,7 @@ def _code_bytes(found: Product) -> float:
 
 
 @dataclass(frozen=True)
-class PackedCosts:
+class PackedCosts(FamilyConstants, family="packed_tiles"):
     """What decides whether numbers are made ahead.
 
     Attributes:
@@ -87,7 +87,7 @@ class PackedCosts:
 
 def _microseconds_ahead(asked: Asked, code_bytes: float, device: DeviceModel) -> float:
     """What a product should take whose numbers are made ahead of it; infinite where no tiles are known."""
-    costs = device.constants("packed_tiles", PackedCosts)
+    costs = PackedCosts.of(device)
     plain = min((found.microseconds for found in bulk_candidates(asked, device)), default=inf)
     moved = asked.n * asked.k * (code_bytes + 2)
     return plain + device.microseconds(moved / (device.memory_a_clock * costs.made_ahead))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cuda_compiler.dialect import CUDA
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.anchors import function
 from npu_compiler.lowering.problems.product import Matrix, Product
@@ -43,5 +44,5 @@ def offset_function(name: str, batch: Sequence[int], strides: Sequence[int]) -> 
         lines += [f"    int i{dim} = batch % {batch[dim]};", f"    batch /= {batch[dim]};"]
         terms.append(f"(long long)i{dim} * {strides[dim]}")
     terms.append(f"(long long)batch * {strides[0]}")
-    head = f"__device__ __forceinline__ long long {name}_offset(int batch, const Params& p)"
+    head = f"{CUDA.inline} long long {name}_offset(int batch, const Params& p)"
     return function(head, lines, " + ".join(terms))

@@ -85,4 +85,4 @@ def _steps_microseconds(problem: Recurrence, device: DeviceModel) -> float:
     """What a launch for each step takes: weights come from the last cache for each tile of the batch."""
     reads = ceil_div(problem.batch, shared.rows(problem)) * problem.directions
     nbytes = problem.cell.gates * problem.hidden**2 * problem.result.dtype.size * reads
-    return problem.steps * (device.constants("recurrence", RecurrenceCosts).launch + nbytes / device.cache_gbs / 1000)
+    return problem.steps * (RecurrenceCosts.of(device).launch + nbytes / device.cache_gbs / 1000)

@@ -22,7 +22,7 @@ from cuda_compiler.devices import DEVICES as CUDA_DEVICES
 from cuda_compiler.target import CUDATarget
 from cuda_compiler.tiles.lowering import close_tilings
 from cuda_compiler.tiles.tiling import Asked
-from cuda_compiler.tiles.warps import warp_candidates, warp_costs
+from cuda_compiler.tiles.warps import WarpCosts, warp_candidates
 from cuda_runtime.capability import meets
 from metal_compiler.devices import DEVICES as METAL_DEVICES
 from npu_cli.main import main
@@ -247,7 +247,7 @@ def test_a_target_takes_a_model_of_a_device_that_has_no_name() -> None:
     model = CUDA_DEVICES.named("sm_80", "cuda")
     assert CUDATarget(model).device is model
     assert all(not tiling.requires for tiling in close_tilings(Asked(512, 512, 512), model, warpgroups=True))
-    assert warp_costs(model).traffic_bytes != warp_costs(CUDA_DEVICES.named("sm_90", "cuda")).traffic_bytes
+    assert WarpCosts.of(model).traffic_bytes != WarpCosts.of(CUDA_DEVICES.named("sm_90", "cuda")).traffic_bytes
 
 
 FACTS = {"cores", "shared_bytes", "core_shared_bytes", "clock_mhz"}
