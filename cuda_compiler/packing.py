@@ -16,10 +16,14 @@ from npu_compiler.lowering.positions import Positions, inner_axes, unpack
 from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, leaves, walk
 
-__all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "is_guarded", "is_plain", "loads_in", "pack_positions"]
-__all__ += ["pack_size", "pack_source", "packed_loads", "with_packs"]
+__all__ = ["CHUNK", "CHUNK_BYTES", "PACK_SIZES", "PackedLoad", "define_indexed", "is_guarded", "is_plain"]
+__all__ += ["loads_in", "pack_positions", "pack_size", "pack_source", "packed_loads", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
+CHUNK_BYTES = 16
+"""What threads copy at a time."""
+CHUNK = 8
+"""Elements of 16 bits of a chunk."""
 
 
 @dataclass(frozen=True)

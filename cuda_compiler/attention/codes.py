@@ -21,7 +21,7 @@ from cuda_compiler.attention.decode import (
     launch_of,
 )
 from cuda_compiler.attention.mask import MaskBlocks
-from cuda_compiler.attention.sizes import PIECE
+from cuda_compiler.attention.sizes import MAX_ROWS, PIECE
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.products.codes import number_macros
@@ -47,7 +47,6 @@ __all__ += ["numbers_of_codes", "suits_codes", "written_codes"]
 _MAX_SIZE = 128  # of a head: a lane holds its part of two pieces
 _STEP = 32
 _CHUNK = 16  # codes that a thread reads at a time
-_MAX_ROWS = 16
 _DEPTH = 4  # pieces that a warp has on their way
 _MAX_FRESH = 4  # new rows, whose numbers and codes lie in shared memory
 
@@ -74,7 +73,7 @@ def loads_coded_rows(group: Group, position: int, operand: Operand, device: Devi
     problem = group.problem
     if not isinstance(operand, CodedRows) or not isinstance(problem, Attention) or problem.causal:
         return False
-    if not offers(device, CLUSTERS) or problem.shared * problem.rows > _MAX_ROWS or not are_fitting_codes(operand):
+    if not offers(device, CLUSTERS) or problem.shared * problem.rows > MAX_ROWS or not are_fitting_codes(operand):
         return False
     return operand.fresh is None or _are_fresh(operand)
 

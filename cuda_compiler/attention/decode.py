@@ -15,6 +15,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.computed import FUNCTION_MACROS, Functions, functions_of, new_rows
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import (
+    MAX_ROWS,
     PIECE,
     SIZE_MACROS,
     bindings,
@@ -24,6 +25,7 @@ from cuda_compiler.attention.sizes import (
     piece_bytes,
     scale_bytes,
     size_macros,
+    suits_warps,
 )
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.early_launches import EarlyLaunch
@@ -50,11 +52,8 @@ WARPS = 8
 CLUSTER = 8
 """Blocks of a cluster, at the most."""
 
-_MAX_ROWS = 16
 _MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
-_MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 8192  # that a block lists
-_CHUNK = 8  # elements of 16 bytes, in which rows are copied
 
 DECODE_MACROS = (
     f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE ENOUGH "
@@ -154,7 +153,7 @@ def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
     if not isinstance(operand, Scattered) or position not in (1, 2):
         return False
     made, tensor = operand.made, operand.tensor
-    whole = operand.view.same_elements(tensor.view) and made.shape[2] <= _MAX_ROWS
+    whole = operand.view.same_elements(tensor.view) and made.shape[2] <= MAX_ROWS
     return whole and are_fresh_rows(made, tensor)
 
 
@@ -166,7 +165,7 @@ def are_fresh_rows(produced: Group, tensor: TracedTensor) -> bool:
 def _parts(problem: Attention) -> int | None:
     """How many groups the query heads of a head of keys make, so that each has few rows; None where none do."""
     counts = range(1, problem.shared + 1 if problem.rows <= _MAX_PARTED_ROWS else 2)
-    fitting = (n for n in counts if problem.shared % n == 0 and problem.shared // n * problem.rows <= _MAX_ROWS)
+    fitting = (n for n in counts if problem.shared % n == 0 and problem.shared // n * problem.rows <= MAX_ROWS)
     return next(fitting, None)
 
 
@@ -259,7 +258,7 @@ def count_of_new(problem: Attention) -> int | None:
     if keys is None and values is None:
         return 0
     counts = {0 if rows is None else rows[1].shape[2] for rows in (keys, values)}
-    return counts.pop() if len(counts) == 1 and max(counts) <= _MAX_ROWS else None
+    return counts.pop() if len(counts) == 1 and max(counts) <= MAX_ROWS else None
 
 
 def divide(problem: Attention, block: int, device: DeviceModel) -> Division | None:
@@ -271,9 +270,7 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
         return None
     rows = problem.shared // parts * problem.rows
     tiles = ceil_div(problem.length, block)
-    sets = ceil_div(rows, 8)
-    fits = rows <= _MAX_ROWS and sets * padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
-    if not fits or problem.causal or not problem.k.has_chunks(_CHUNK) or not problem.v.has_chunks(_CHUNK):
+    if not suits_warps(problem, rows) or tiles > _MAX_TILES:
         return None
     heads, pieces = problem.batch * problem.groups * parts, tiles * block // PIECE
     costs, held = _Costs.of(device), cluster_cores(device)[CLUSTER]

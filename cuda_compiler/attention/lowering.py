@@ -21,6 +21,7 @@ from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.early_launches import is_settled
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
@@ -38,7 +39,6 @@ from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["ATTENTION", "lower_attention"]
 
-_CHUNK = 8  # elements of 16 bytes
 _SLOTS = 3  # as in attention_tile.cuh
 
 ATTENTION = KernelTemplate(
@@ -259,12 +259,12 @@ def _block(problem: Attention) -> int:
 
 def _chunk(operand: Operand) -> int:
     """Elements that are copied at a time along a row."""
-    return _CHUNK if operand.has_chunks(_CHUNK) else 1
+    return CHUNK if operand.has_chunks(CHUNK) else 1
 
 
 def _pitch(width: int) -> int:
     """Elements from one row of a tile to the next; see `place` in attention_common.cuh."""
-    return width if width % 64 == 0 else width + _CHUNK
+    return width if width % 64 == 0 else width + CHUNK
 
 
 def _warps(rows: int, block: int) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from cuda_compiler.attention.decode import DECODE_MACROS, DECODE_PARAMS
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import (
+    MAX_ROWS,
     PIECE,
     bindings,
     element_bytes,
@@ -32,9 +33,11 @@ from cuda_compiler.attention.sizes import (
     piece_bytes,
     scale_bytes,
     size_macros,
+    suits_warps,
 )
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.early_launches import EarlyLaunch, is_settled
+from cuda_compiler.packing import CHUNK
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
@@ -51,10 +54,7 @@ from npu_compiler.tensor.expr import Expr, leaves
 __all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged", "suits_fresh"]
 
 PAGED = architecture(80)  # copies in the background, products of either half precision
-_MAX_ROWS = 16
-_MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 4096  # that a block lists, and the pages that they lie in
-_CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _PAGE_STEP = 64  # positions that a page has a multiple of
 _MAX_PAGE = 1 << 15  # positions of a page, as places of new keys and values are kept
 _MAX_NEW_CODES = 4  # new rows of a text, whose numbers and codes lie in shared memory
@@ -170,11 +170,8 @@ def _launch(division: _Division, problem: Attention, around: AnchoredGroup, bloc
 
 
 def _suits(problem: Attention, block: int) -> bool:
-    rows = problem.shared * problem.rows
-    fits = rows <= _MAX_ROWS and ceil_div(rows, 8) * padded(problem.value_size) <= _MAX_WIDTH
-    copied = problem.k.has_chunks(_CHUNK) and problem.v.has_chunks(_CHUNK)
     few = ceil_div(problem.length, block) <= _MAX_TILES
-    return fits and copied and few and not problem.causal and _PAGE_STEP % block == 0
+    return suits_warps(problem, problem.shared * problem.rows) and few and _PAGE_STEP % block == 0
 
 
 @dataclass(frozen=True)
@@ -240,11 +237,11 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
 def suits_fresh(problem: Attention) -> bool:
     """Whether the kernel stores what is new among keys and values: as many rows of each lane as it has queries."""
     fresh = _fresh(problem)
-    if problem.shared * problem.rows > _MAX_ROWS or problem.causal or problem.batch * problem.rows > _MAX_TOKENS:
+    if problem.shared * problem.rows > MAX_ROWS or problem.causal or problem.batch * problem.rows > _MAX_TOKENS:
         return False
     if problem.rows > _MAX_NEW_CODES and any(isinstance(operand, CodedPages) for operand in (problem.k, problem.v)):
         return False
-    copied = problem.k.has_chunks(_CHUNK) and problem.v.has_chunks(_CHUNK)
+    copied = problem.k.has_chunks(CHUNK) and problem.v.has_chunks(CHUNK)
     return copied and all(rows.shape[0] == problem.batch * problem.rows for rows in fresh)
 
 

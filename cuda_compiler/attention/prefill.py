@@ -10,6 +10,7 @@ from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, size_macros
 from cuda_compiler.devices import offers
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT32
@@ -23,7 +24,6 @@ __all__ = ["ATTENTION_PREFILL", "is_for_warpgroups", "lower_prefill"]
 
 _PANEL = 64  # columns that lie side by side in shared memory
 _MAX_SIZE = 128
-_CHUNK = 8  # elements of 16 bytes
 
 ATTENTION_PREFILL = KernelTemplate(
     "attention_prefill",
@@ -109,7 +109,7 @@ class _Division:
 def is_for_warpgroups(problem: Attention, device: DeviceModel) -> bool:
     """Whether `lower_prefill` takes it: enough rows for a tile, heads of whole chunks, a list of blocks that fits."""
     sizes_fit = all(size % 16 == 0 and size <= _MAX_SIZE for size in (problem.size, problem.value_size))
-    copied = all(operand.has_chunks(_CHUNK) for operand in (problem.q, problem.k, problem.v))
+    copied = all(operand.has_chunks(CHUNK) for operand in (problem.q, problem.k, problem.v))
     enough = problem.shared * problem.rows > 64 and problem.scale > 0 and not problem.cap
     if not (enough and sizes_fit and copied and offers(device, WARPGROUPS)):
         return False

@@ -14,8 +14,8 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.epilogues import packs_by_element
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
-from cuda_compiler.images.image_packing import CHUNK_BYTES, is_packed_image, is_packed_weight
-from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size
+from cuda_compiler.images.image_packing import is_packed_image, is_packed_weight
+from cuda_compiler.packing import CHUNK_BYTES, PACK_SIZES, PackedLoad, is_plain, pack_size
 from cuda_compiler.tiles.teams import TeamTiling
 from cuda_compiler.tiles.tiling import TILING_MACROS
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product

@@ -11,8 +11,6 @@ from cuda_compiler.images.back_to_back import back_to_back_microseconds, lower_b
 from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import (
-    CHUNK,
-    CHUNK_BYTES,
     TAP_MACROS,
     along_axes,
     is_packed_image,
@@ -22,6 +20,7 @@ from cuda_compiler.images.image_packing import (
 )
 from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
+from cuda_compiler.packing import CHUNK, CHUNK_BYTES
 from cuda_compiler.short_codes import operations_on_codes
 from cuda_compiler.tiles.lowering import (
     bytes_of_a_result,
@@ -43,7 +42,6 @@ from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
-from npu_compiler.records import changed
 
 __all__ = ["CONV2D", "CONV2D_PLAIN", "loads_convolution", "lower_conv2d", "multiplies_codes"]
 
@@ -98,11 +96,10 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
 
 def _lower_both(conv: Convolution, image: Produced, group: Group, lowering: Lowering) -> list[Step]:
     """A convolution and the one that makes its image: one launch where that is quicker, else two."""
-    made, alone = image.made, conv.with_operand(0, image.in_memory)
+    made, behind = image.apart(group)
+    alone = behind.problem
     assert isinstance(made.problem, Convolution)
-    made.check()
-    nodes = tuple(node for node in group.nodes if node not in made.nodes)
-    behind = changed(group, problem=alone, nodes=nodes)
+    assert isinstance(alone, Convolution)
     apart = _microseconds(made.problem, made, lowering) + _microseconds(alone, behind, lowering)
     is_quicker = back_to_back_microseconds(conv, group, lowering) < apart
     joined = lower_back_to_back(conv, group, lowering) if is_quicker else None

@@ -24,7 +24,6 @@ from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
-from npu_compiler.records import changed
 
 __all__ = ["POOL2D", "lower_pool2d"]
 
@@ -53,12 +52,10 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Step]:
     """
     if not isinstance(pool.image, Produced):
         return [_lower_alone(pool, group, lowering)]
-    made = pool.image.made
+    made, behind = pool.image.apart(group)
     assert isinstance(made.problem, Convolution)
-    made.check()
-    alone = pool.with_operand(0, pool.image.in_memory)
-    nodes = tuple(node for node in group.nodes if node not in made.nodes)
-    last = _lower_alone(alone, changed(group, problem=alone, nodes=nodes), lowering)
+    assert isinstance(behind.problem, Pooling)
+    last = _lower_alone(behind.problem, behind, lowering)
     apart = [*lower_conv2d(made.problem, made, lowering), last]
     joined = lower_pooled_windows(pool, group, lowering)
     return apart if joined is None else choice_of([CallOption(WARPGROUPS, (joined,)), *_ways(apart)])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from cuda_compiler.devices import kept_candidates
+from cuda_compiler.packing import CHUNK_BYTES
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_candidates
 from cuda_compiler.products.matvec import as_vectors
 from cuda_compiler.tiles.tiling import Asked
@@ -25,8 +26,6 @@ from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.tensor.expr import Call, Expr, Load, substitute
 
 __all__ = ["Bytes", "bulk_byte_tilings", "bytes_of", "in_pairs", "loads_bytes"]
-
-_CHUNK = 16  # bytes that are copied at a time
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def loads_bytes(group: Group, position: int, operand: Operand) -> bool:
 
 def _fits(operand: Matrix, depth: int) -> bool:
     """Whether rows are read 16 bytes at a time, along k."""
-    return are_chunks(_CHUNK, operand.k, (operand.offset, operand.along, depth))
+    return are_chunks(CHUNK_BYTES, operand.k, (operand.offset, operand.along, depth))
 
 
 def in_pairs(found: Product) -> Product:

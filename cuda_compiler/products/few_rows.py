@@ -14,6 +14,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.products.few_rows_sizes import WARPS, FewRows, FewRowsCosts, Work, few_rows_candidates
 from cuda_compiler.products.grouped_matvec import loads_rows_beside_codes
 from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
@@ -29,7 +30,7 @@ from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["FEW_ROWS", "few_rows_options", "is_quicker", "loads_rows"]
 
-_MAX_ROWS, _MAX_COMPUTED, _CHUNK = 16, 8, 8  # vectors, those that each block computes, and neighbours of a lane
+_MAX_ROWS, _MAX_COMPUTED = 16, 8  # vectors, and those that each block computes
 _THREADS = 32 * WARPS
 _COMPUTED_BYTES = 80 * 1024  # of shared memory, where each block computes the rows
 _KEPT = Kept(close=1.15, most=2)
@@ -66,11 +67,11 @@ def work_of(found: Product) -> Work | None:
     few = 1 < found.m <= _MAX_ROWS and found.batches == 1 and found.k > 0 and found.n > 0
     is_computed = isinstance(left.operand, Computed)
     few = few and (not is_computed or found.m <= _MAX_COMPUTED)
-    if not few or left.dtype not in (FLOAT16, BFLOAT16) or found.k % _CHUNK:
+    if not few or left.dtype not in (FLOAT16, BFLOAT16) or found.k % CHUNK:
         return None
-    if not is_computed and (type(left.operand) is not Operand or not left.has_chunks(_CHUNK, found.k, True)):
+    if not is_computed and (type(left.operand) is not Operand or not left.has_chunks(CHUNK, found.k, True)):
         return None
-    if type(right.operand) is not Operand or right.dtype != left.dtype or not right.has_chunks(_CHUNK, found.k, True):
+    if type(right.operand) is not Operand or right.dtype != left.dtype or not right.has_chunks(CHUNK, found.k, True):
         return None
     return Work(found.m, found.n, found.k, is_computed)
 

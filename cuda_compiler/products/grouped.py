@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.tiles.tiling import TILING_MACROS, Asked, Tiling
 from cuda_compiler.tiles.warps import warp_candidates
 from npu_compiler.artifact.plan import KernelCall
@@ -18,7 +19,6 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["GROUPED_MATMUL", "GROUPED_MATMUL_PLAIN", "lower_grouped"]
 
 _PARAMS = "int m, n, k, groups, a_row, a_k, b_group, b_k, b_col, end_step, tiles_n"
-_CHUNK = 8  # elements of 16 bytes
 _PLAIN_SIDE = 32
 
 
@@ -84,7 +84,7 @@ def lower_grouped(found: GroupedProduct, group: Group, lowering: Lowering) -> li
 def _tiling(found: GroupedProduct, lowering: Lowering) -> Tiling | None:
     """The tiles that any device multiplies, each by one block; None where operands are not read 16 bytes at a time."""
     dtype = found.rows.dtype
-    if dtype not in (FLOAT16, BFLOAT16) or dtype != found.matrices.dtype or not found.rows.has_chunks(_CHUNK):
+    if dtype not in (FLOAT16, BFLOAT16) or dtype != found.matrices.dtype or not found.rows.has_chunks(CHUNK):
         return None
     if not _has_chunks(found.matrices):
         return None
@@ -96,4 +96,4 @@ def _tiling(found: GroupedProduct, lowering: Lowering) -> Tiling | None:
 def _has_chunks(matrices: Operand) -> bool:
     """Whether 16 bytes at a time can be read of each matrix, along k or along its columns."""
     along = 1 if matrices.strides[1] == 1 else 2
-    return are_chunks(_CHUNK, matrices.strides[along], (*matrices.across(along), matrices.shape[along]))
+    return are_chunks(CHUNK, matrices.strides[along], (*matrices.across(along), matrices.shape[along]))

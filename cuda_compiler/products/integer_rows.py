@@ -7,6 +7,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.products.integer_rows_sizes import BUNDLE, TILE, Work, integer_rows_sizes
 from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import CallOption
@@ -19,7 +20,6 @@ from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["INTEGER_ROWS", "integer_rows_options"]
 
-_CHUNK = 8  # neighbours of the vector that a thread loads
 _GROUPS, _UNITS = (32, 64, 128), (64, 32)
 _ALIGNED = 16  # bytes of a copy
 _COPIED = (4, 8, 16)  # bytes that are copied of a bundle's scales
@@ -95,7 +95,7 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
     if found.m != 1 or found.batches != 1 or found.n % TILE:
         return None
     is_computed = isinstance(vector.operand, Computed)
-    if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(_CHUNK, found.k, True)):
+    if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(CHUNK, found.k, True)):
         return None
     units = (unit for unit in _UNITS if not found.k % (BUNDLE * unit) and group % unit == 0)
     unit = next(units, None)

@@ -236,18 +236,6 @@ def _offsets(found: Product) -> str:
     return "\n".join(functions)
 
 
-def _strides(found: Product) -> dict[str, int]:
-    return {
-        "m": found.m,
-        "n": found.n,
-        "k": found.k,
-        "a_row": found.a.along,
-        "a_k": found.a.k,
-        "b_col": found.b.along,
-        "b_k": found.b.k,
-    }
-
-
 def _lower_tiled(found: Product, around: AnchoredGroup, tiling: Tiling, kind: Bytes | None = None) -> KernelCall:
     lowering, device = around.lowering, around.device
     tiles_m, tiles_n = ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns)
@@ -268,7 +256,7 @@ def _lower_tiled(found: Product, around: AnchoredGroup, tiling: Tiling, kind: By
     launch = Launch(
         MATMUL,
         grid=(tiling.grid(tiles, device), tiling.splits, 1),
-        values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+        values={**found.values(), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,
         inputs={
             "a": found.a.argument,
@@ -298,7 +286,7 @@ def _lower_plain(found: Product, around: AnchoredGroup) -> KernelCall:
     launch = Launch(
         MATMUL_PLAIN,
         grid=(tiles_m * tiles_n * found.batches, 1, 1),
-        values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+        values={**found.values(), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,
         inputs={"a": found.a.argument, "b": found.b.argument},
         flops=found.flops,

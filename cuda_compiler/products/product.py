@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import CHUNK
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.anchors import function
 from npu_compiler.lowering.problems.product import Matrix, Product
 
 __all__ = ["are_along_k", "fits_coded_tiles", "fits_tiles", "offset_function"]
-
-_CHUNK = 8  # elements of 16 bytes
 
 
 def fits_tiles(found: Product) -> bool:
@@ -29,7 +28,7 @@ def fits_coded_tiles(found: Product) -> bool:
 def _fits_chunks(operand: Matrix, extent: int, depth: int) -> bool:
     """Whether 16 bytes at a time can be read, along k or along the other dimension."""
     along_k = operand.k == 1
-    return operand.has_chunks(_CHUNK, depth if along_k else extent, along_k)
+    return operand.has_chunks(CHUNK, depth if along_k else extent, along_k)
 
 
 def are_along_k(found: Product) -> bool:
