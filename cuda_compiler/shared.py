@@ -21,9 +21,9 @@ _IDS = ("int(blockIdx.x)", "int(threadIdx.x)")
 
 
 def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[KernelCall]:
-    """One launch, whose blocks are shared out among the groups in order."""
+    """One launch, whose blocks are shared out among the groups in order; none of no groups."""
     parts = [_part(group, number, lowering) for number, group in enumerate(groups)]
-    return [shared_launch(parts, lowering, KERNELS, SHARED, _IDS, _printed)]
+    return [shared_launch(parts, lowering, KERNELS, SHARED, _IDS, _printed)] if parts else []
 
 
 def _part(group: Group, number: int, lowering: Lowering) -> Part:

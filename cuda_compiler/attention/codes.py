@@ -128,7 +128,7 @@ def _staged(problem: Attention, lowering: Lowering, with_numbers: bool) -> list[
         alone = [group for group in stages[number] if not group.is_elementwise]
         together = [group for group in stages[number] if group.is_elementwise]
         calls += [call for group in alone for call in lower_rows(group, lowering)]
-        calls += lower_shared(together, lowering) if together else []
+        calls += lower_shared(together, lowering)
     return calls
 
 

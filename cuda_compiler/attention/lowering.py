@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import AnchoredGroup
@@ -136,22 +137,16 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     _check(problem)
     coded, in_pages = is_coded(problem.k) or is_coded(problem.v), are_coded_pages(problem)
     if coded and not (suits_coded_pages(problem) or suits_codes(problem, lowering.device, _block(problem))):
-        stored = problem.stored().with_operand(0, problem.q)
-        numbers = numbers_of_codes(problem, lowering)
-        return [*numbers, *lower_attention(stored, replace(group, problem=stored), lowering)]
+        return _after(numbers_of_codes(problem, lowering), _with_stored_caches(problem), group, lowering)
     copied = without_unlike_pages(problem)
     if copied:
-        written = lower_shared(_fresh(problem), lowering) if _fresh(problem) else []
-        group = replace(group, problem=problem.stored())
-        made_ahead = [*written, *lower_shared(copied, lowering)]
-        return [*made_ahead, *lower_attention(problem.stored(), group, lowering)]
+        written = lower_shared(_fresh(problem), lowering)
+        return _after([*written, *lower_shared(copied, lowering)], problem.stored(), group, lowering)
     caches = [operand.made for operand in (problem.k, problem.v) if isinstance(operand, Scattered)]
     if len(caches) == 1:  # keys or values alone are made ahead
-        problem = problem.stored().with_operand(0, problem.q)
-        return [*lower_shared(caches, lowering), *lower_attention(problem, replace(group, problem=problem), lowering)]
+        return _after(lower_shared(caches, lowering), _with_stored_caches(problem), group, lowering)
     if _fresh(problem) and not (share_fresh_rows(problem) and suits_fresh(problem)):
-        written, problem = lower_shared(_fresh(problem), lowering), _without_fresh(problem)
-        return [*written, *lower_attention(problem, replace(group, problem=problem), lowering)]
+        return _after(lower_shared(_fresh(problem), lowering), _with_pages(problem, problem), group, lowering)
     coded = coded and not in_pages
     division = _divide(problem.stored() if coded else problem, lowering.device)
     around = AnchoredGroup.of(group, lowering)
@@ -159,7 +154,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     ready = _is_ready(problem, division, launches, states, lowering)
     alone = around.of_problem(_with_pages(problem.stored(), problem))
     made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)] + _fresh(problem)
-    producers = lower_shared(made, lowering) if made else []
+    producers = lower_shared(made, lowering)
     producers += numbers_of_codes(problem, lowering) if coded else written_codes(problem, lowering)
     options = [CallOption("", (*producers, _lower_tiles(division, alone, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
@@ -177,6 +172,16 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     return [*launches, *choice_of(options)]
 
 
+def _after(ahead: Sequence[Step], problem: Attention, group: Group, lowering: Lowering) -> list[Step]:
+    """Launches ahead, and then those for the problem that these leave."""
+    return [*ahead, *lower_attention(problem, replace(group, problem=problem), lowering)]
+
+
+def _with_stored_caches(problem: Attention) -> Attention:
+    """The same problem with all operands but queries in memory."""
+    return problem.stored().with_operand(0, problem.q)
+
+
 def _fresh(problem: Attention) -> list[Group]:
     """What is new among keys and values in pages."""
     operands = (operand for operand in (problem.k, problem.v) if isinstance(operand, Paged))
@@ -189,10 +194,6 @@ def _with_pages(stored: Attention, problem: Attention) -> Attention:
         if isinstance(operand, Paged | CodedPages):
             stored = stored.with_operand(position, replace(operand, fresh=None))
     return stored
-
-
-def _without_fresh(problem: Attention) -> Attention:
-    return _with_pages(problem, problem)
 
 
 def _lower_tiles(division: _Division, around: AnchoredGroup, states: Argument, ready: bool) -> KernelCall:

@@ -15,17 +15,21 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
 from npu_compiler.lowering.candidates import Kept
 from npu_compiler.lowering.device_model import DeviceModel, DeviceModels, FamilyConstants
 
-__all__ = ["DEVICES", "TENSOR_MAPS", "busy_threads", "cluster_cores", "kept_candidates", "offers"]
+__all__ = ["DEVICES", "brings_boxes", "busy_threads", "cluster_cores", "kept_candidates", "offers"]
 
 DEVICES = DeviceModels("cuda_compiler.devices", default="sm_90")
 
-TENSOR_MAPS = "tensor_maps"
 _INSTRUCTIONS = {TENSOR_CORES: {"tensor_cores"}, CLUSTERS: {"clusters"}, WARPGROUPS: {"clusters", "warpgroups"}}
 
 
 def offers(device: DeviceModel, requires: str) -> bool:
     """Whether a device has the instructions of options that require this."""
     return device.instructions >= _INSTRUCTIONS[requires]
+
+
+def brings_boxes(device: DeviceModel) -> bool:
+    """Whether a device has warpgroups, and a copy engine that brings their operands."""
+    return offers(device, WARPGROUPS) and "tensor_maps" in device.instructions
 
 
 @dataclass(frozen=True)

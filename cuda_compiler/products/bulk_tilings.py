@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import ceil
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
-from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, kept_candidates, offers
+from cuda_compiler.devices import brings_boxes, cluster_cores, kept_candidates
 from cuda_compiler.tiles.tiling import BULK, Asked
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS
 from npu_compiler.integers import ceil_div
@@ -133,7 +133,7 @@ class BulkCosts(FamilyConstants, family=BULK):
 
 def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[BulkTiling]]:
     """All tiles whose blocks have enough steps; none without the instructions, or of a batch."""
-    if not offers(device, WARPGROUPS) or TENSOR_MAPS not in device.instructions or asked.batch > 1:
+    if not brings_boxes(device) or asked.batch > 1:
         return
     steps, costs = ceil(asked.k / LINE), BulkCosts.of(device)
     for tile in costs.tiles:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
-from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, offers
+from cuda_compiler.devices import brings_boxes, cluster_cores, offers
 from cuda_compiler.tiles.wgmma import WARPGROUP_ROWS
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate
@@ -251,16 +251,11 @@ def coded_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate
 
 def _many(work: Work, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
     """As below, for vectors of which a tile has a part."""
-    if not _brings_boxes(device):
+    if not brings_boxes(device):
         return
     for groups, most in ((3, 64), (2, 128), (2, 192), (2, 256)):
         if most - _GATHERED < work.rows:
             yield from ((WARPGROUPS, ByWarpgroups(0, 1, groups, most, places)) for places in (64, _MOST_PLACES))
-
-
-def _brings_boxes(device: DeviceModel) -> bool:
-    """Whether there are warpgroups, and a copy engine for them."""
-    return offers(device, WARPGROUPS) and TENSOR_MAPS in device.instructions
 
 
 def _few(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
@@ -270,7 +265,7 @@ def _few(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
 
 
 def _in_clusters(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
-    if _brings_boxes(device):
+    if brings_boxes(device):
         yield from ((WARPGROUPS, ByWarpgroups(0, cluster, groups)) for groups in (1, 2, 3))
     requires = CLUSTERS if offers(device, CLUSTERS) else TENSOR_CORES
     for warps_k in (2, 4):  # with one set all wait for the same copies, a fifth longer as measured
