@@ -9,6 +9,7 @@ from cuda_compiler.dialect import CUDA, NUMBER_OF_BYTE, PACK_OF_BYTES
 from cuda_compiler.packing import (
     PackedLoad,
     define_indexed,
+    each_element,
     is_guarded,
     is_plain,
     loads_in,
@@ -261,10 +262,7 @@ def _result_lines(
     result = _low_byte(group.expr, printer) if in_bytes else printer.value(group.expr)
     return [
         f"    int result[{size}];" if in_bytes else f"    Pack<{storage}, {size}> result;",
-        f"    const int first = {inner};",
-        "    #pragma unroll",
-        f"    for (int u = 0; u < {size}; ++u) {{",
-        f"        const int {inner} = first + u;",
+        *each_element(inner, size, " " * 4),
         *_own_results(group),
         *printer.lines,
         f"        result[u] = {result if in_bytes else f'{storage}({result})'};",

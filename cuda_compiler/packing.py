@@ -16,8 +16,8 @@ from npu_compiler.lowering.positions import Positions, inner_axes, unpack
 from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, leaves, walk
 
-__all__ = ["CHUNK", "CHUNK_BYTES", "PACK_SIZES", "PackedLoad", "define_indexed", "is_guarded", "is_plain"]
-__all__ += ["loads_in", "pack_positions", "pack_size", "pack_source", "packed_loads", "with_packs"]
+__all__ = ["CHUNK", "CHUNK_BYTES", "PACK_SIZES", "PackedLoad", "define_indexed", "each_element", "is_guarded"]
+__all__ += ["is_plain", "loads_in", "pack_positions", "pack_size", "pack_source", "packed_loads", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
 CHUNK_BYTES = 16
@@ -178,6 +178,22 @@ def _split(walk: Sequence[int], axis: int) -> tuple[int, list[int]]:
 
 def _aligned(outer_strides: Sequence[int], offset: int, size: int, item: int) -> bool:
     return all(stride % size == 0 for stride in outer_strides) and offset % min(16, size * item) == 0
+
+
+def each_element(inner: str, size: int, indent: str) -> list[str]:
+    """The head of a loop over the elements of a pack, ``u``, in which `inner` is the position of each.
+
+    Args:
+        inner: Ahead of the loop the position of the first one.
+        size: Elements of the pack.
+        indent: What each line begins with.
+    """
+    return [
+        f"{indent}const int first = {inner};",
+        f"{indent}#pragma unroll",
+        f"{indent}for (int u = 0; u < {size}; ++u) {{",
+        f"{indent}    const int {inner} = first + u;",
+    ]
 
 
 def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = "", suffix: str = "") -> Operands:

@@ -9,7 +9,7 @@ from math import prod
 from cuda_compiler.columns import lower_columns, rows_side_by_side
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
-from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
+from cuda_compiler.packing import PackedLoad, each_element, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
@@ -214,22 +214,12 @@ def _packed_results(
         *inside,
         f"        Pack<{storage}, {shape.size}> result;",
         f"        {storage}* target = out + {found.operands.output};",
-        *_elements(shape),
+        *each_element("c", shape.size, " " * 8),
         *([program.body] if program.body else []),
         f"            result[u] = {storage}({program.value});",
         "        }",
         "        store_pack(target, result);",
         "    }",
-    ]
-
-
-def _elements(shape: _Shape) -> list[str]:
-    """The head of a loop over the elements of a pack."""
-    return [
-        "        const int first = c;",
-        "        #pragma unroll",
-        f"        for (int u = 0; u < {shape.size}; ++u) {{",
-        "            const int c = first + u;",
     ]
 
 
@@ -271,7 +261,7 @@ def _phase(phase: RowPhase, number: int, shape: _Shape, inside: Sequence[str]) -
         f"    {kind} {part} = {identity(phase)};",
         *_loop(phase.extent, shape, shape.size),
         *inside,
-        *_elements(shape),
+        *each_element("c", shape.size, " " * 8),
         *([phase.body] if phase.body else []),
         f"            {part} = combine_{name}({part}, {value_of(phase)});",
         "        }",

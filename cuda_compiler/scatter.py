@@ -10,7 +10,7 @@ from math import prod
 
 from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import define_indexed, pack_source, packed_loads, with_packs
+from cuda_compiler.packing import define_indexed, each_element, pack_source, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div, power_of_two
@@ -219,10 +219,7 @@ def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
         *places.lines,
         *heads,
         f"    {kind} result;",
-        "    const int first = column;",
-        "    #pragma unroll",
-        f"    for (int u = 0; u < {size}; ++u) {{",
-        "        const int column = first + u;",
+        *each_element("column", size, " " * 4),
         *printer.lines,
         f"        result[u] = {value};",
         "    }",

@@ -25,7 +25,6 @@ from cuda_compiler.short_codes import operations_on_codes
 from cuda_compiler.tiles.lowering import (
     bytes_of_a_result,
     close_tilings,
-    option_of,
     partial_argument,
     tiles_microseconds,
 )
@@ -136,7 +135,7 @@ def _reads_chunks(problem: Problem | None) -> bool:
     return whole and is_packed_weight(problem.weight) and is_packed_image(problem.image, problem.channels)
 
 
-def multiplies_codes(image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
+def multiplies_codes(weight: TensorSpec, groups: int) -> bool:
     """As `CodegenTarget.multiplies_codes`: channels come in whole chunks."""
     return groups == 1 and weight.shape[1] % CHUNK_BYTES == 0 and weight.shape[0] >= _FEW_OUTPUTS
 
@@ -208,7 +207,10 @@ def _tiled_options(
     tilings = close_tilings(_asked(conv, group, work.lowering), work.device, large)
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
-    ways = [option_of(_lower_tiled(conv, work, image, "\n".join(structs), tiling), tiling) for tiling in tilings]
+    ways = [
+        CallOption(tiling.requires, (_lower_tiled(conv, work, image, "\n".join(structs), tiling),))
+        for tiling in tilings
+    ]
     if not _is_coded(conv) and fits_overlaps(conv, work):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, work),)))
     return ways

@@ -22,7 +22,6 @@ from cuda_compiler.rows import lower_rows
 from cuda_compiler.tiles.lowering import (
     bytes_of_a_result,
     close_tilings,
-    option_of,
     partial_argument,
     tiles_microseconds,
 )
@@ -129,13 +128,13 @@ def _options(found: Product, around: AnchoredGroup) -> list[CallOption]:
         options.append(CallOption(LIBRARY, tuple(_lower_to_library(found, around.group, around.lowering))))
     if options:  # there is a quicker way, but not on every device
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.requires))
-    return [*options, *(option_of(_lower_tiled(found, around, tiling), tiling) for tiling in tilings)]
+    return [*options, *(CallOption(tiling.requires, (_lower_tiled(found, around, tiling),)) for tiling in tilings)]
 
 
 def _coded_options(found: Product, around: AnchoredGroup) -> list[CallOption]:
     """The launches worth trying where codes become numbers on their way into shared memory, which threads do."""
     tilings = close_tilings(_asked(found, around), around.device, False)
-    return [option_of(_lower_tiled(found, around, tiling), tiling) for tiling in tilings]
+    return [CallOption(tiling.requires, (_lower_tiled(found, around, tiling),)) for tiling in tilings]
 
 
 def _byte_options(found: Product, kind: Bytes, around: AnchoredGroup) -> list[CallOption]:
@@ -151,7 +150,7 @@ def _byte_options(found: Product, kind: Bytes, around: AnchoredGroup) -> list[Ca
             options.append(CallOption(WARPGROUPS, (launch,)))
     tilings = close_tilings(asked, around.device, False)
     for by_warps in tilings[:1] if options else tilings:
-        options.append(option_of(_lower_tiled(pairs, around, by_warps, kind), by_warps))
+        options.append(CallOption(by_warps.requires, (_lower_tiled(pairs, around, by_warps, kind),)))
     return options
 
 

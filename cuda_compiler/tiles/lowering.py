@@ -11,7 +11,7 @@ from cuda_compiler.tiles.clusters import cluster_candidates
 from cuda_compiler.tiles.teams import team_candidates
 from cuda_compiler.tiles.tiling import Asked, Tiling
 from cuda_compiler.tiles.warps import warp_candidates
-from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
+from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
@@ -19,7 +19,7 @@ from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "tiles_microseconds"]
+__all__ = ["bytes_of_a_result", "close_tilings", "partial_argument", "tiles_microseconds"]
 
 
 def bytes_of_a_result(problem: Problem, group: Group, lowering: Lowering) -> float:
@@ -56,8 +56,3 @@ def tiles_microseconds(asked: Asked, device: DeviceModel, warpgroups: bool) -> f
 def _candidates(asked: Asked, device: DeviceModel, warpgroups: bool) -> Iterator[Candidate[Tiling]]:
     families = (team_candidates, cluster_candidates, warp_candidates) if warpgroups else (warp_candidates,)
     return (found for candidates in families for found in candidates(asked, device))
-
-
-def option_of(launch: KernelCall, tiling: Tiling) -> CallOption:
-    """A launch of tiles as an option."""
-    return CallOption(tiling.requires, (launch,))
