@@ -32,7 +32,9 @@ def _read(path: Path, spec: TensorSpec) -> NDArray[Any]:
         try:
             array = np.load(path, allow_pickle=False)
         except OSError as error:
-            raise InputError(f"cannot read '{path}': {error.strerror or error}; give the path of an .npy file") from error
+            raise InputError(
+                f"cannot read '{path}': {error.strerror or error}; give the path of an .npy file"
+            ) from error
         except (ValueError, EOFError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
             # numpy reads the header as Python, and believes its shape
             raise InputError(f"cannot read '{path}' as a numpy array ({error}); np.save makes one") from error
