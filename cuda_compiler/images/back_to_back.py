@@ -12,17 +12,18 @@ from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
-from cuda_compiler.images.image_packing import CHUNK_BYTES, is_packed_image, is_packed_weight
-from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size, packs_by_element
+from cuda_compiler.epilogues import packs_by_element
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
+from cuda_compiler.images.image_packing import is_packed_image, is_packed_weight
+from cuda_compiler.packing import CHUNK_BYTES, PACK_SIZES, PackedLoad, is_plain, pack_size
 from cuda_compiler.tiles.teams import TeamTiling
 from cuda_compiler.tiles.tiling import TILING_MACROS
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.anchors import pointer_macros
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
@@ -37,7 +38,6 @@ from npu_compiler.records import changed
 __all__ = ["CONV2D_BACK_TO_BACK", "back_to_back_microseconds", "loads_results", "lower_back_to_back"]
 __all__ += ["memory_microseconds"]
 
-_FAMILY = "back_to_back"
 _SLOT_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
 # Of the second convolution, whose sums are in registers beside those of the first.
 _FEW_COLUMNS, _MOST_COLUMNS = 64, 128
@@ -56,7 +56,7 @@ CONV2D_BACK_TO_BACK = KernelTemplate(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="back_to_back"):
     """The constants of the kernel.
 
     Attributes:
@@ -72,10 +72,6 @@ class _Costs:
     tile: float
     result: float
     nbytes: float
-
-
-def _costs(device: DeviceModel) -> _Costs:
-    return device.constants(_FAMILY, _Costs)
 
 
 def loads_results(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
@@ -144,7 +140,7 @@ def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = 
         device: Where both run.
         staged: Whether its epilogue reads something for each result.
     """
-    costs, least = _costs(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
+    costs, least = _Costs.of(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
     taken = _weight_bytes(conv, made) + (0 if staged else _teams(conv) * _SLOT_BYTES)
     limits = costs.shared_bytes, device.shared_bytes
     best, most = ((nbytes - taken) // (_SLOT_BYTES + _BARRIER_BYTES) for nbytes in limits)
@@ -156,7 +152,7 @@ def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowerin
     assert isinstance(conv.image, Produced)
     device, first = lowering.device, conv.image.made.problem
     assert isinstance(first, Convolution)
-    costs, tiles = _costs(device), ceil_div(conv.pixels, WARPGROUP_ROWS)
+    costs, tiles = _Costs.of(device), ceil_div(conv.pixels, WARPGROUP_ROWS)
     turn = costs.tile + WARPGROUP_ROWS * (first.outputs + conv.outputs) * costs.result
     rounds = ceil_div(tiles, device.cores * _teams(conv))
     turns = device.microseconds(rounds * turn)
@@ -166,7 +162,7 @@ def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowerin
 def memory_microseconds(group: Group, lowering: Lowering) -> float:
     """What moving the tensors of a launch takes, where these are images that no cache holds."""
     device = lowering.device
-    return device.microseconds(traffic_of(group, lowering.tensors) / _costs(device).nbytes)
+    return device.microseconds(traffic_of(group, lowering.tensors) / _Costs.of(device).nbytes)
 
 
 def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall | None:
@@ -179,7 +175,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     made, device = conv.image.made, lowering.device
     assert isinstance(made.problem, Convolution)
     work, inner = DirectedGroup.of(group, lowering), epilogue_positions(made, lowering, "sum", prefix="m")
-    sizes = work.pack_size(conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
+    sizes = work.pack_size(width=conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
     staged = packs_by_element(made, inner, PACK_SIZES[0])
     if set(sizes) != {PACK_SIZES[0]} or len(staged) > 1 or not all(_is_staged(load, made) for load in staged):
         return None
@@ -215,7 +211,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         shared_bytes=shared_bytes,
     )
     fused = work.epilogue(PACK_SIZES[0])
-    return directed_launch(launch, changed(fused, text=_struct("LastEpilogue", fused.text)), lowering)
+    return work.directed_with(launch, changed(fused, text=_struct("LastEpilogue", fused.text)))
 
 
 def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -> TeamTiling:
@@ -242,9 +238,5 @@ def _struct(name: str, functions: str) -> str:
 def _made_epilogue(made: Group, found: Positions) -> Prologue:
     """What becomes of the first results, on their way to the second product."""
     fused = anchor_epilogue(made, found, PACK_SIZES[0], gives=True)
-    macros = {
-        "MADE_PARAMETERS": pointer_parameters(found.operands, CUDA),
-        "MADE_ARGUMENTS": pointer_arguments(found.operands),
-    }
-    text = _struct("MadeEpilogue", fused.text)
+    macros, text = pointer_macros("MADE", found.operands, CUDA), _struct("MadeEpilogue", fused.text)
     return Prologue((found.operands,), found.values, macros, text, flops=fused.flops)

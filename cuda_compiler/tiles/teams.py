@@ -12,9 +12,9 @@ from cuda_compiler.tiles.tiling import TEAMS, Asked, Tiling
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.candidates import Candidate
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
-__all__ = ["TeamCosts", "TeamTile", "TeamTiling", "team_candidates", "team_clocks", "team_costs"]
+__all__ = ["TeamCosts", "TeamTile", "TeamTiling", "team_candidates", "team_clocks"]
 
 _BARRIER_BYTES = 16  # of a stage
 
@@ -79,7 +79,7 @@ class TeamTile:
 
 
 @dataclass(frozen=True)
-class TeamCosts:
+class TeamCosts(FamilyConstants, family=TEAMS):
     """The constants of the family.
 
     Attributes:
@@ -110,16 +110,11 @@ class TeamCosts:
     column_rows: int
 
 
-def team_costs(device: DeviceModel) -> TeamCosts:
-    """The constants for a device."""
-    return device.constants(TEAMS, TeamCosts)
-
-
 def team_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Tiling]]:
     """All tiles, those of few rows first; none without the instructions."""
     if not offers(device, WARPGROUPS):
         return
-    costs = team_costs(device)
+    costs = TeamCosts.of(device)
     for tile in sorted(costs.tiles, key=lambda tile: tile.rows):
         tiling = tile.tiling
         if tiling.shared_bytes <= device.shared_bytes:
