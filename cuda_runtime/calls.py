@@ -11,7 +11,7 @@ import numpy as np
 from cuda_runtime.backend import CUDABackend
 from cuda_runtime.call import Call, Copied, FromHost, InPlace, Input, Narrowed, Rearranged
 from cuda_runtime.device import CUDABuffer, Flag
-from cuda_runtime.given import HOST, Given
+from cuda_runtime.given import HOST, Given, span
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor, checked_array, lies_as
@@ -144,7 +144,7 @@ class Calls:
     def _made(
         self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool, narrow: bool
     ) -> Call:
-        self._check_states(given)
+        self._check_states(values)
         inputs: list[tuple[int, int, Input]] = []
         arenas = self._workspace.arenas(self._plan)
         for place, (name, number) in enumerate(self._inputs.items()):
@@ -163,14 +163,13 @@ class Calls:
         specs = [value.spec for value in values if isinstance(value, NPUBuffer)]
         return Call(self._cuda, self._prepared, pointers, inputs, self.overflow, (weights, arenas, specs))
 
-    def _check_states(self, given: Sequence[Given]) -> None:
-        names = list(self._specs)
+    def _check_states(self, values: Sequence[Any]) -> None:
+        names, spans = list(self._specs), [span(value) for value in values]
         for number, source in self.states:
-            for other, each in enumerate(given):
-                if other != number and each.address == given[number].address:
+            for other, each in enumerate(spans):
+                if other != number and each.nbytes and each.overlaps(spans[number]):
                     raise InputError(
-                        f"input '{source}' is updated in place and is the same buffer as '{names[other]}'; give it its "
-                        "own"
+                        f"input '{source}' is updated in place and shares memory with '{names[other]}'; give it its own"
                     )
 
     def _taken(self, spec: BufferSpec, value: Any, given: Given, anywhere: bool, narrow: bool) -> Input:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import accumulate
+from threading import local
 
 from cuda_compiler.artifact.extensions import TensorMap
 from npu_compiler.errors import DeviceError, OutOfMemoryError
+from npu_compiler.integers import ceil_div
 
 __all__ = ["Kernel", "Module", "encoded_map", "record_event"]
 
@@ -19,6 +22,7 @@ _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATI
 _MAP_TYPES = {"float16": 6, "bfloat16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 _SWIZZLES = {32: 1, 64: 2, 128: 3}  # by bytes of a line: CU_TENSOR_MAP_SWIZZLE_...
+_MOST_PARAMETER_BYTES, _ALIGNMENT = 32768, 16  # what no kernel's parameters exceed on any device
 _NO_INTERLEAVE, _PROMOTION_256, _ZEROS_OUTSIDE = 0, 3, 0  # CU_TENSOR_MAP_...
 
 
@@ -89,8 +93,7 @@ class Kernel:
         Raises:
             DeviceError: The driver refused the launch.
         """
-        holders = [_holder(value) for value in (*values, *([params] if params else []))]
-        arguments = (ctypes.c_void_p * len(holders))(*(ctypes.addressof(holder) for holder in holders))
+        parameters = _parameters.holding((*values, params) if params else values, self._entry)
         attributes = []
         if cluster != (1, 1, 1):
             attributes.append(_Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_int * 16)(*cluster)))
@@ -104,13 +107,48 @@ class Kernel:
             (_Attribute * len(attributes))(*attributes),
             len(attributes),
         )
-        status = _library().cuLaunchKernelEx(ctypes.byref(config), self._function, arguments, None)
+        status = _library().cuLaunchKernelEx(ctypes.byref(config), self._function, parameters, None)
         _check(status, f"launching '{self._entry}'")
 
 
-def _holder(value: int | bytes) -> ctypes.c_void_p | ctypes.Array[ctypes.c_char]:
-    """Memory that holds a kernel's parameter: an address, or bytes."""
-    return ctypes.c_void_p(value) if isinstance(value, int) else ctypes.create_string_buffer(value, len(value))
+class _Parameters(local):
+    """Memory of each thread for what a launch gives its kernel.
+
+    The driver reads as many parameters, and as many bytes of each, as the kernel's text declares, which a file may have
+    to differ from what its launch gives. There is room for all that a kernel may take, and what is not given is zeros.
+    """
+
+    def __init__(self) -> None:
+        self._memory = ctypes.create_string_buffer(2 * _MOST_PARAMETER_BYTES)  # the second half stays zeros
+        self._base = ctypes.addressof(self._memory)
+        self._nothing = self._base + _MOST_PARAMETER_BYTES
+        self._places = (ctypes.c_void_p * _MOST_PARAMETER_BYTES)(*[self._nothing] * _MOST_PARAMETER_BYTES)
+        self._used = self._count = 0
+
+    def holding(self, values: Sequence[int | bytes], entry: str) -> ctypes.Array[ctypes.c_void_p]:
+        """The places of parameters, until other ones are asked for: addresses of 8 bytes, and what is bytes already.
+
+        Raises:
+            DeviceError: They are more than any kernel takes; `entry` is the kernel's name.
+        """
+        given = [value.to_bytes(8, "little") if isinstance(value, int) else value for value in values]
+        starts = [*accumulate((ceil_div(len(value), _ALIGNMENT) * _ALIGNMENT for value in given), initial=0)]
+        if starts[-1] > _MOST_PARAMETER_BYTES:
+            raise DeviceError(
+                f"'{entry}' is given {starts[-1]} bytes of parameters, expected at most {_MOST_PARAMETER_BYTES}; "
+                "compile the model again"
+            )
+        ctypes.memset(self._base, 0, self._used)
+        for place, (start, value) in enumerate(zip(starts, given, strict=False)):
+            ctypes.memmove(self._base + start, value, len(value))
+            self._places[place] = self._base + start
+        for place in range(len(given), self._count):
+            self._places[place] = self._nothing
+        self._used, self._count = starts[-1], len(given)
+        return self._places
+
+
+_parameters = _Parameters()
 
 
 @lru_cache(maxsize=4096)  # as many as a few plans bind

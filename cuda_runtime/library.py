@@ -6,18 +6,20 @@ CuPy refuses to call cuBLAS while a graph is being captured, so that the few fun
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from cuda_compiler.artifact.vocabulary import LIBRARY_MATMUL
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.toolkit import load_library
-from npu_compiler.artifact.plan import LibraryCall
+from npu_compiler.artifact.plan import Buffer, LibraryCall
 from npu_compiler.errors import DeviceError, MissingDependencyError
 
 __all__ = ["Library", "check_call", "is_installed"]
 
 _KINDS = {"float16": 2, "bfloat16": 14}  # CUDA_R_16F, CUDA_R_16BF
+_ELEMENT_BYTES = 2
 _FLOAT32, _COMPUTE_FLOAT32 = 0, 68  # CUDA_R_32F, CUBLAS_COMPUTE_32F
 _TRANSPOSE_A, _TRANSPOSED = 3, 1  # CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T
 _EPILOGUE, _BIAS = 7, 4  # CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS
@@ -157,21 +159,42 @@ def is_installed() -> bool:
     return _loaded() is not None
 
 
-def check_call(step: LibraryCall) -> None:
-    """Checks that a call is one that `Library` can do.
+def check_call(step: LibraryCall, buffers: Sequence[Buffer]) -> None:
+    """Checks that a call is one that `Library` can do, and stays within the buffers that it binds.
+
+    Args:
+        step: The call.
+        buffers: Those of its plan.
 
     Raises:
-        DeviceError: It is not.
+        DeviceError: It is not, or does not.
     """
     added = [name for name in ("addend_row", "bias") if name in step.attrs]
     sizes = [step.attrs.get(name) for name in (*_SIZES, *added)]
-    known = step.routine == LIBRARY_MATMUL and step.attrs.get("dtype") in _KINDS
+    known = step.routine == LIBRARY_MATMUL and str(step.attrs.get("dtype")) in _KINDS
     known &= len(added) <= 1 and len(step.args) == 3 + len(added)
-    if not known or not all(isinstance(size, int) and 0 < size < 1 << 31 for size in sizes):
+    if not known or not all(type(size) is int and 0 < size < 1 << 31 for size in sizes):
         raise DeviceError(
-            f"step '{step.label}' calls the library routine '{step.routine}' with {step.attrs}, expected "
+            f"step '{step.label}' calls the library routine '{step.routine}' with {reprlib.repr(step.attrs)}, expected "
             f"'{LIBRARY_MATMUL}' of {', '.join(_KINDS)}; compile the model with this release"
         )
+    matrices = _matrices({name: int(str(step.attrs[name])) for name in (*_SIZES, *added)})
+    for argument, (lines, length, stride) in zip(step.args, matrices, strict=True):
+        end = argument.offset + _ELEMENT_BYTES * ((lines - 1) * stride + length)
+        if stride < length or end > buffers[argument.buffer].nbytes or argument.writes != (argument is step.args[-1]):
+            raise DeviceError(
+                f"step '{step.label}' gives the library a matrix of {lines} lines of {length} elements, {stride} apart,"
+                f" at byte {argument.offset} of {buffers[argument.buffer].nbytes}, expected one that lies there, and "
+                "only the last to be written; compile the model again"
+            )
+
+
+def _matrices(size: Mapping[str, int]) -> list[tuple[int, int, int]]:
+    """For each operand of a call how many lines without gaps it has, their elements, and how far apart they begin."""
+    m, n, k = (size[name] for name in ("m", "n", "k"))
+    found = [(m, k, size["a_row"]), (n, k, size["b_column"])]
+    found += [(m, n, size["addend_row"])] if "addend_row" in size else [(1, n, n)] if "bias" in size else []
+    return [*found, (m, n, size["out_row"])]
 
 
 def _check(status: int, what: str) -> None:

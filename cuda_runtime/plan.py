@@ -37,7 +37,7 @@ class CUDAPlan(PreparedPlan):
         self._calls = plan.calls
         library_calls = [call for call in plan.calls if isinstance(call, LibraryCall)]
         for call in library_calls:
-            check_call(call)
+            check_call(call, plan.buffers)
         with device.active():
             self._kernels = _load(plan, device.capability)
             self._library = device.library() if library_calls else None

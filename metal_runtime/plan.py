@@ -17,6 +17,8 @@ from npu_runtime.backend import DeviceBuffer, PreparedPlan
 
 __all__ = ["MetalPlan"]
 
+_SLOTS = 31  # places for buffers and parameters of a kernel
+
 
 @dataclass(frozen=True, slots=True)
 class _BufferBinding:
@@ -167,6 +169,10 @@ def _resolve(api: MetalApi, plan: ExecutionPlan, pipelines: Sequence[Any]) -> li
 
 
 def _bindings(step: KernelCall) -> tuple[_Binding, ...]:
+    if len(step.args) + bool(step.params) > _SLOTS:  # Metal itself looks only where it is asked to validate
+        raise DeviceError(
+            f"step '{step.label}' binds {len(step.args)} buffers, Metal has {_SLOTS} places; compile the model again"
+        )
     buffers = [_BufferBinding(index, argument.buffer, argument.offset) for index, argument in enumerate(step.args)]
     return (*buffers, _BytesBinding(len(buffers), step.params)) if step.params else tuple(buffers)
 

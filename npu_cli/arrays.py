@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,16 @@ def read_arrays(files: Mapping[str, Path], specs: Iterable[TensorSpec]) -> dict[
 def _read(path: Path, spec: TensorSpec) -> NDArray[Any]:
     if path.suffix == ".npy":
         try:
-            array: NDArray[Any] = np.load(path, allow_pickle=False)
+            array = np.load(path, allow_pickle=False)
         except OSError as error:
-            raise InputError(f"cannot read '{path}': {error.strerror}; give the path of an .npy file") from error
-        except (ValueError, EOFError) as error:
+            raise InputError(
+                f"cannot read '{path}': {error.strerror or error}; give the path of an .npy file"
+            ) from error
+        except (ValueError, EOFError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
+            # numpy reads the header as Python, and believes its shape
             raise InputError(f"cannot read '{path}' as a numpy array ({error}); np.save makes one") from error
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"'{path}' holds several arrays, expected one; np.save makes such a file")
         return array
     if path.suffix == ".npz":
         raise InputError(f"given '{path}', which holds arrays by name, expected one array; np.save('NAME.npy', array)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ from typing import Any, TextIO, cast
 
 __all__ = ["main"]
 
+# What makes a terminal do something other than show a character, but for colours, which tables have.
+_CONTROL = re.compile(r"(?P<colour>\x1b\[[0-9;]*m)|\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _USAGE = 2  # as argparse has it
 _INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 
@@ -97,14 +100,14 @@ class _OutputError(Exception):
 
 
 class _Output:
-    """Standard output, whose failures are `_OutputError`."""
+    """Standard output, whose failures are `_OutputError`; names and texts of strangers do nothing to a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream, self._is_terminal = stream, stream.isatty()
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            return self._stream.write(_visible(text) if self._is_terminal else text)
         except OSError as error:
             raise _OutputError(error) from error
 
@@ -116,6 +119,11 @@ class _Output:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _visible(text: str) -> str:
+    """A text with the numbers of control characters in their place."""
+    return _CONTROL.sub(lambda found: found["colour"] or f"\\x{ord(found[0]):02x}", text)
 
 
 def _take_any_character(stream: TextIO) -> None:
@@ -137,7 +145,7 @@ def _print_error(message: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    line = Text.assemble(("error: ", "bold red"), (message, "red"))
+    line = Text.assemble(("error: ", "bold red"), (_visible(message), "red"))
     Console(stderr=True, highlight=False).print(line, soft_wrap=True)
 
 

@@ -33,7 +33,7 @@ def check_input_names(given: Mapping[str, Any], expected: Mapping[str, Any]) -> 
 def check_output_names(asked: Collection[str], made: Collection[str]) -> None:
     """Refuses to give outputs that there are not."""
     for name in asked:
-        if name not in made:
+        if not isinstance(name, str) or name not in made:
             raise InputError(f"given the output {name!r:.60} to bring back, expected some of {names_of(made)}")
 
 
@@ -70,4 +70,4 @@ def choose_function(program: CompiledProgram, function: str | None) -> Execution
 
 def names_of(names: object) -> str:
     """Names as a message lists them."""
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"  # type: ignore[call-overload]
+    return ", ".join(f"'{name}'" for name in sorted(map(str, names))) or "none"  # type: ignore[call-overload]

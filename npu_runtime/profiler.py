@@ -119,7 +119,7 @@ class Profiler:
         """Prints a table: total, count and mean of each kernel, the transfers, the whole run."""
         from rich.console import Console
 
-        Console().print(_table(self.profile()))
+        Console(markup=False, emoji=False).print(_table(self.profile()))
 
     def _spare(self, name: str, buffer: Any) -> Any:
         """A copy of an input that the program updates in place; any other input as it is."""

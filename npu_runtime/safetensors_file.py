@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import stat
 import weakref
 from abc import abstractmethod
@@ -28,6 +29,7 @@ __all__ = ["SafetensorsFile", "ShardedFiles", "TensorFile", "open_safetensors"]
 
 _LENGTH_BYTES = 8
 _MAX_HEADER = 100_000_000  # the format's own limit
+_MAX_RANK, _MAX_BYTES = 64, 1 << 48  # of a tensor: numpy's limit, and what no file has
 _MAX_READ = 1 << 30  # of one call; systems take less than 2 GiB
 _INDEX = "*.safetensors.index.json"
 
@@ -178,8 +180,9 @@ class SafetensorsFile(TensorFile):
         kind = known.get(kind_name)
         if kind is None:
             raise WeightError(f"'{self.path}': '{name}' has dtype {kind_name}, expected one of {', '.join(known)}")
-        if not all(type(n) is int and n >= 0 for n in shape):
-            raise self._damaged(f"tensor '{name}' has the shape {shape}")
+        sizes = len(shape) <= _MAX_RANK and all(type(n) is int and 0 <= n <= _MAX_BYTES for n in shape)
+        if not sizes or prod(n or 1 for n in shape) > _MAX_BYTES:  # an empty tensor has sizes, too
+            raise self._damaged(f"tensor '{name}' has the shape {reprlib.repr(shape)}")
         if not 0 <= begin <= end <= self._length - self._start or end - begin != prod(shape) * kind.size:
             raise self._damaged(f"tensor '{name}' lies at {begin}:{end} of {self._length - self._start} bytes")
         return kind, tuple(shape), begin

@@ -22,6 +22,7 @@ from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_text.sampling import Drawing
+from npu_text.step_check import check_steps
 from npu_text.step_functions import (
     PartitionedFunctions,
     ProgramFunctions,
@@ -70,9 +71,12 @@ class LanguageModel:
         irs = {name: step.ir for name, step in self.spec.functions.items()}
         self.functions: StepFunctions
         if plans is not None:
+            check_steps(self.spec, plans)
             self.functions = PartitionedFunctions(plans, weights, device)
         else:
-            self.functions = ProgramFunctions(program or open_program(folder, irs, device.target), weights, device)
+            program = program or open_program(folder, irs, device.target)
+            check_steps(self.spec, program.functions)
+            self.functions = ProgramFunctions(program, weights, device)
         self._ready: dict[str, StepFunction] = {}
         self._next_token: dict[tuple[object, ...], Executor] = {}
         self._lock = Lock()

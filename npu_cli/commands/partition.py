@@ -22,7 +22,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plan.to_dict(), indent=2))
         return 0
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)  # names are not ours
     if not console.is_terminal:  # a file or a program reads it: nothing is cut or wrapped
         print(plan.report(), end="")
         return 0

@@ -40,7 +40,7 @@ def execute(args: argparse.Namespace) -> int:
         }
         with waiting(f"timing the choices of {name}"):
             tuning = executor.tune(inputs, weights)
-        Console().print(_table(name, tuning))
+        Console(markup=False, emoji=False).print(_table(name, tuning))
     return 0
 
 

@@ -152,6 +152,8 @@ def _check(spec: GenerationSpec, path: Path) -> None:
             f"'{path}' has functions of {lengths} tokens for a cache of {spec.cache_length}, expected different "
             "lengths up to that, the first of them 1; extract the model again"
         )
+    if any(shape[2:3] != (spec.cache_length,) for shape in spec.cache_shapes):
+        raise IRError(f"'{path}' has caches of other than {spec.cache_length} tokens; extract the model again")
     for name, step in spec.functions.items():
         if len(step.caches) != len(spec.cache_shapes) or (step.last == "") != (step.length == 1):
             raise IRError(f"'{path}': function '{name}' does not fit the caches or its length; extract the model again")

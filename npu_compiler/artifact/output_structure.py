@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from keyword import iskeyword
 from typing import Any
+from unicodedata import normalize
 
 from npu_compiler.errors import IRError
 
@@ -114,15 +115,30 @@ def _leaves(value: object, path: tuple[str | int, ...], depth: int) -> Iterator[
         return
     if not isinstance(content, list):
         raise _refusal(content, "a list of what is nested")
-    for position, item in enumerate(content):
-        if kind in _LISTED:
+    if kind in _LISTED:
+        for position, item in enumerate(content):
             yield from _leaves(item, (*path, position), depth + 1)
-            continue
-        pair = isinstance(item, list) and len(item) == 2 and isinstance(item[0], bool | int | float | str)
-        named = kind == "dict" or (pair and str(item[0]).isidentifier() and not str(item[0]).startswith("_"))
-        if not pair or not named or (kind == "namedtuple" and iskeyword(item[0])):
-            raise _refusal(item, "a pair of a key and what is nested")
+        return
+    keys: set[object] = set()
+    for item in content:
+        pair = isinstance(item, list) and len(item) == 2 and _is_key(item[0])
+        if not pair or item[0] in keys or not (kind == "dict" or _is_name(item[0], kind)):
+            raise _refusal(item, "a pair of a key of its own and what is nested")
+        keys.add(item[0])
         yield from _leaves(item[1], (*path, str(item[0])), depth + 1)
+
+
+def _is_key(key: object) -> bool:
+    """Whether it is plain, and no text that UTF-8 cannot hold: halves of surrogate pairs."""
+    is_text = isinstance(key, str) and not any("\ud800" <= character <= "\udfff" for character in key)
+    return is_text or isinstance(key, bool | int | float)
+
+
+def _is_name(key: object, kind: str) -> bool:
+    """Whether a field can be called so. Python knows names that differ in compatible characters alone for one."""
+    if not isinstance(key, str) or (kind == "namedtuple" and iskeyword(key)):
+        return False
+    return key.isidentifier() and not key.startswith("_") and normalize("NFKC", key) == key
 
 
 def _refusal(given: object, expected: str) -> IRError:

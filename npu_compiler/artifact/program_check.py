@@ -39,7 +39,8 @@ def check_program(functions: Mapping[str, ExecutionPlan], recipes: Sequence[Weig
         _check_spec(recipe.spec, origin)
         if recipe.transform == EXPRESSIONS:
             check_stages(recipe.spec.name, recipe.stages, len(recipe.inputs))
-    weights = {recipe.spec.name: recipe.spec.nbytes for recipe in recipes}
+    weights = _sizes(recipe.spec for recipe in recipes)
+    _require(len(weights) == len(recipes), origin, "two weights have one name")
     for name, plan in functions.items():
         _check_plan(plan, weights, f"{origin}, function '{name}'")
 
@@ -55,7 +56,8 @@ def _check_spec(spec: BufferSpec, origin: str) -> None:
     _require(rank <= _MAX_RANK and len(layout.alloc_shape) == rank, origin, f"'{spec.name}' has mismatched shapes")
     _require(sorted(layout.order) == list(range(rank)), origin, f"'{spec.name}' has an order that is no permutation")
     fits = all(0 <= n <= alloc for n, alloc in zip(layout.shape, layout.alloc_shape, strict=True))
-    _require(fits and 0 <= spec.nbytes <= _MAX_BYTES, origin, f"'{spec.name}' has an impossible size")
+    reach = spec.dtype.size * prod(n or 1 for n in layout.alloc_shape)  # numpy has no larger arrays, empty ones neither
+    _require(fits and reach <= _MAX_BYTES, origin, f"'{spec.name}' has an impossible size")
 
 
 def _check_plan(plan: ExecutionPlan, weights: dict[str, int], origin: str) -> None:
@@ -71,6 +73,8 @@ def _check_plan(plan: ExecutionPlan, weights: dict[str, int], origin: str) -> No
             declared = known[buffer.role].get(buffer.name)
             what = f"{buffer.role.value} buffer '{buffer.name}' of {buffer.nbytes} bytes is declared as {declared}"
             _require(declared == buffer.nbytes, origin, what)
+    bound = [(buffer.role, buffer.name) for buffer in plan.buffers if buffer.role in known]
+    _require(len(set(bound)) == len(bound), origin, "two buffers are one tensor")
     _require(len(inputs) == len(plan.inputs), origin, "two inputs have one name")
     _require(len(outputs) == len(plan.outputs), origin, "two outputs have one name")
     try:
@@ -123,7 +127,11 @@ def _check_call(plan: ExecutionPlan, step: Call, origin: str) -> None:
     for argument in step.args:
         inside = 0 <= argument.buffer < len(plan.buffers)
         _require(inside, origin, f"step '{step.label}' binds buffer {argument.buffer} of {len(plan.buffers)}")
-        size = plan.buffers[argument.buffer].nbytes
+        buffer = plan.buffers[argument.buffer]
+        size, kept = buffer.nbytes, buffer.role in (Role.INPUT, Role.WEIGHT)
+        if argument.writes and kept:
+            updated = buffer.role is Role.INPUT and any(source == buffer.name for _, source in plan.state)
+            _require(updated, origin, f"step '{step.label}' writes to the {buffer.role.value} '{buffer.name}'")
         _require(0 <= argument.offset <= size, origin, f"step '{step.label}' binds past the end of its buffer")
         if argument.extension is not None:
             fault = argument.extension.fault(argument.offset, size)

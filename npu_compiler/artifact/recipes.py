@@ -103,7 +103,7 @@ class WeightRecipe:
             raise ProgramFormatError(f"weight '{self.spec.name}': unknown transform '{self.transform}', known: {known}")
         try:
             result = transform(*arrays, **dict(self.attrs))
-        except (TypeError, ValueError, IndexError) as error:
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
             raise ProgramFormatError(
                 f"weight '{self.spec.name}': '{self.transform}' cannot take its inputs ({error}); compile it again"
             ) from error
@@ -143,8 +143,16 @@ def _identity(tensor: Array) -> Array:
     return tensor
 
 
-def _scale(variance: Array, gamma: Array | None, eps: float) -> Array:
-    """The factor [O] of a BatchNorm; `gamma` is None for one without affine parameters."""
+def _check_vectors(channels: int, *vectors: Array | None) -> None:
+    """Refuses what numpy would broadcast to more than a file holds."""
+    for vector in vectors:
+        if vector is not None and vector.shape != (channels,):
+            raise ValueError(f"given a tensor of shape {vector.shape} for {channels} channels")
+
+
+def _scale(channels: int, variance: Array, gamma: Array | None, eps: float) -> Array:
+    """The factor [O] of a BatchNorm of O `channels`; `gamma` is None for one without affine parameters."""
+    _check_vectors(channels, variance, gamma)
     least = float(variance.min(initial=np.inf))
     if not least + eps > 0:
         raise WeightError(f"given a variance of {least:g} and an epsilon of {eps:g}, expected a sum above 0")
@@ -154,7 +162,7 @@ def _scale(variance: Array, gamma: Array | None, eps: float) -> Array:
 
 def _fold_weight(weight: Array, variance: Array, gamma: Array | None = None, *, eps: float) -> Array:
     """Weight [O, ...] of a convolution, times the scale of the BatchNorm [O] that follows it."""
-    scale = _scale(variance, gamma, eps).reshape(-1, *[1] * (weight.ndim - 1))
+    scale = _scale(weight.shape[0], variance, gamma, eps).reshape(-1, *[1] * (weight.ndim - 1))
     return (weight.astype(np.float64) * scale).astype(np.float32)
 
 
@@ -162,7 +170,8 @@ def _fold_spread_weight(
     weight: Array, variance: Array, gamma: Array | None = None, *, eps: float, groups: float
 ) -> Array:
     """Weight [I, O / groups, ...] of a transposed convolution, times the scale of the BatchNorm [O] that follows it."""
-    scale = _scale(variance, gamma, eps).reshape(int(groups), 1, -1, *[1] * (weight.ndim - 2))
+    channels = int(groups) * weight.shape[1]
+    scale = _scale(channels, variance, gamma, eps).reshape(int(groups), 1, -1, *[1] * (weight.ndim - 2))
     apart = weight.astype(np.float64).reshape(int(groups), -1, *weight.shape[1:])
     return (apart * scale).astype(np.float32).reshape(weight.shape)
 
@@ -178,7 +187,8 @@ def _fold_given_bias(
     bias: Array, mean: Array, variance: Array, gamma: Array | None = None, beta: Array | None = None, *, eps: float
 ) -> Array:
     """Bias [O] of a convolution, taken through the BatchNorm [O] that follows it."""
-    shifted = (bias.astype(np.float64) - mean.astype(np.float64)) * _scale(variance, gamma, eps)
+    _check_vectors(bias.size, bias, mean, beta)
+    shifted = (bias.astype(np.float64) - mean.astype(np.float64)) * _scale(bias.size, variance, gamma, eps)
     return (shifted if beta is None else shifted + beta.astype(np.float64)).astype(np.float32)
 
 

@@ -41,6 +41,7 @@ Array = NDArray[Any]
 _MOST_INSTRUCTIONS = 192  # of a stage
 _MOST_STAGES = 256
 MOST_ELEMENTS = 1 << 26  # of a tensor, or of the rows that one reduces
+_MOST_IN_ALL = 4 * MOST_ELEMENTS  # of the tensors of a recipe, which are held until it is done
 _MOST_WORK = 1 << 30  # elements by instructions
 _MOST_RANK = 16
 _MOST_STRIDE = 1 << 40
@@ -170,6 +171,8 @@ def check_stages(name: str, stages: Sequence[Stage], inputs: int) -> None:
     """
     if not 0 < len(stages) <= _MOST_STAGES:
         raise _damaged(name, f"{len(stages)} stages, expected at most {_MOST_STAGES}")
+    if sum(prod(stage.shape) for stage in stages) > _MOST_IN_ALL:
+        raise _damaged(name, f"stages of more than {_MOST_IN_ALL} elements in all")
     for place, stage in enumerate(stages, inputs):
         try:
             _ = _literal(stage) if not stage.code else _expression(stage, place)
@@ -216,17 +219,22 @@ def _damaged(name: str, what: str) -> ProgramFormatError:
     return ProgramFormatError(f"weight '{name}': {what}; the file is damaged, compile the model again")
 
 
+def _check_tensor(stage: Stage) -> None:
+    if len(stage.shape) > _MOST_RANK or min(stage.shape, default=0) < 0 or stage.dtype.coding is not None:
+        raise ValueError(f"given {stage.dtype}{list(stage.shape)}")
+
+
 def _literal(stage: Stage) -> Array:
     """The elements of a constant."""
-    if stage.dtype.coding is not None or len(stage.data) != prod(stage.shape) * stage.dtype.size:
+    _check_tensor(stage)
+    if len(stage.data) != prod(stage.shape) * stage.dtype.size:
         raise ValueError(f"{len(stage.data)} bytes for {stage.dtype}{list(stage.shape)}")
     return np.frombuffer(stage.data, stage.dtype.numpy)
 
 
 def _expression(stage: Stage, tensors: int) -> Expr:
     """A stage's instructions as an expression over the `tensors` ahead of it, checked."""
-    if len(stage.shape) > _MOST_RANK or min(stage.shape, default=0) < 0 or stage.dtype.coding is not None:
-        raise ValueError(f"given {stage.dtype}{list(stage.shape)}")
+    _check_tensor(stage)
     if not 0 < len(stage.code) <= _MOST_INSTRUCTIONS:
         raise ValueError(f"{len(stage.code)} instructions, expected at most {_MOST_INSTRUCTIONS}")
     made: list[Expr] = []

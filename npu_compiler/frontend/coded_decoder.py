@@ -17,7 +17,7 @@ from npu_compiler.dtypes import FLOAT8_E4M3FN
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.cached_decoder import attention_of
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
-from npu_compiler.frontend.checkpoints.importer import Importer
+from npu_compiler.frontend.checkpoints.importer import Importer, describing
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 from npu_compiler.frontend.coded_experts import CodedExperts, hold_codes
 from npu_compiler.frontend.coded_layers import CodedEmbedding, CodedLinear, CodedWeight, as_tensor
@@ -49,16 +49,21 @@ def coded_decoder(
         ExtractionError: Tensors are missing, of another shape, hold what they must not, or are left over; or no weight
             is of the type that activations are to be rounded to.
     """
-    with no_init_weights():  # nothing touches the memory of its weights, which only takes addresses
+    with (
+        describing("the model"),
+        no_init_weights(),
+    ):  # nothing touches the memory of its weights, which only takes addresses
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention_of(config))
     model.eval()
     head, rounded = model.get_output_embeddings(), 0
     for name, module in list(_matrices(model)):
         size = (int(module.weight.shape[0]), int(module.weight.shape[1]))
-        coded = importer.matrix(name, size, tensors)
+        with describing(f"'{name}'"):
+            coded = importer.matrix(name, size, tensors)
+            coded = None if coded is None else coded.check(name)
         if coded is not None:
             _check_alone(name, coded, tensors)
-            layer = _layer(name, module, coded.check(name), tensors, dtype)
+            layer = _layer(name, module, coded, tensors, dtype)
             asked = importer.activations(name) if activations is None else activations
             if asked is not None and module is not head and isinstance(layer, CodedLinear):
                 layer.activations = _fitting(coded, ACTIVATIONS[asked])
@@ -99,7 +104,8 @@ def _take_experts(model: Any, importer: Importer, tensors: Tensors, dtype: torch
                 continue
             name = f"{path}.{own}"
             count, inputs, outputs = (int(size) for size in parameter.shape)
-            matrix = importer.experts(name, (count, inputs, outputs), tensors)
+            with describing(f"'{name}'"):
+                matrix = importer.experts(name, (count, inputs, outputs), tensors)
             if matrix is None:
                 continue
             if name in tensors:

@@ -11,6 +11,7 @@ from typing import Any
 from npu_compiler.artifact.output_file import check_output, same_file
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.gguf import GgufFile
+from npu_compiler.frontend.checkpoints.importer import MOST_LAYERS
 
 __all__ = [
     "GGUF",
@@ -178,6 +179,9 @@ def configuration(source: Path) -> dict[str, Any]:
         raise ExtractionError(f"given '{path}', which is not JSON ({error}); {expected}") from error
     if not isinstance(config, dict):
         raise ExtractionError(f"given '{path}', which holds a {type(config).__name__}; {expected}")
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise ExtractionError(f"given '{path}' with {layers} layers, expected at most {MOST_LAYERS}")
     return config
 
 

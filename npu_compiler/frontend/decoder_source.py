@@ -13,7 +13,7 @@ from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.cached_decoder import attention_of
 from npu_compiler.frontend.checkpoints.formats import importer_of
 from npu_compiler.frontend.checkpoints.gguf import Gguf, GgufFile
-from npu_compiler.frontend.checkpoints.importer import Importer
+from npu_compiler.frontend.checkpoints.importer import Importer, describing
 from npu_compiler.frontend.checkpoints.tensors import SafetensorsFolder, Tensors
 from npu_compiler.frontend.coded_decoder import ACTIVATIONS, coded_decoder
 from npu_compiler.frontend.decoder_request import GGUF, configuration, has_weights
@@ -62,7 +62,7 @@ def load_decoder(source: Path, dtype: str | None, seed: int, activations: str | 
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation=attention_of(config))
         model.eval()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # whatever a configuration makes transformers raise
         raise _refused(source, error) from error
     model.tie_weights()
     _seed_weights(model, seed)
@@ -73,21 +73,21 @@ def _quantised(source: Path, dtype: str | None, activations: str | None) -> Any:
     """The model of a quantised checkpoint; None where there is none, or where its weights are to be seeded."""
     tensors: Tensors
     importer: Importer | None
-    try:
+    with describing(f"'{source}'"):
         if source.suffix == GGUF:
             tensors, importer = GgufFile(source), Gguf({})
             content = tensors.configuration()
             config = AutoConfig.for_model(content.pop("model_type"), **content)
-        elif not has_weights(source):
-            return None
         else:
-            importer = importer_of(configuration(source))
+            content = configuration(source)
+            importer = importer_of(content) if has_weights(source) else None
             if importer is None:
                 return None
             tensors = SafetensorsFolder(source)
-            config = AutoConfig.from_pretrained(source, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise _refused(source, error) from error
+            try:
+                config = AutoConfig.from_pretrained(source, local_files_only=True)
+            except (OSError, ValueError, KeyError, ImportError) as error:
+                raise _refused(source, error) from error
     for name in ("quantization_config", "quantization"):
         if hasattr(config, name):
             delattr(config, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
@@ -33,9 +34,11 @@ def read_graph(source: IRSource) -> IRGraph:
         UnsupportedOpError: An op that the registry lacks, or an argument that it cannot bind.
     """
     data = spell_complex_as_pairs(load_json(source))
-    name = str(data.get("model_name") or "model")
+    name = _text(str(data.get("model_name") or "model"))
     tensors: dict[str, TensorSpec] = {}
     inputs = tuple(_declare(tensors, _field(data, "graph_inputs", list, "the IR"), "the graph's inputs"))
+    if len(set(inputs)) != len(inputs):
+        raise IRError(f"the IR names two inputs alike, among {reprlib.repr(inputs)}; extract the model again")
     weights = _read_weights(data, tensors)
     keys = {placeholder: recipe.inputs[0].name for placeholder, recipe in weights.items() if recipe.inputs}
     reader = _NodeReader(tensors, Names(inputs, keys))
@@ -70,6 +73,15 @@ def _field(data: Mapping[str, Any], key: str, kind: type, where: str, tensor: st
         raise IRError(
             f"{where}: given {given} as '{key}', expected a {kind.__name__}; make the IR with npu_compiler.extract"
         )
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(value: str) -> str:
+    """A name, if a program can hold it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise IRError(f"the IR: given the name {value!r:.60}, which is no Unicode text ({error.reason})") from error
     return value
 
 
@@ -105,6 +117,7 @@ def _read_weights(data: Mapping[str, Any], tensors: dict[str, TensorSpec]) -> di
         raise IRError("the IR: 'constants' is no object; make the IR with npu_compiler.extract")
     recipes: dict[str, WeightRecipe] = {}
     for placeholder, key in (mapping or {name: name for name in specs}).items():
+        _text(str(placeholder))
         spec = specs.get(key) if isinstance(key, str) else None
         if spec is None:
             raise IRError(f"the IR maps '{placeholder}' to the weight '{key}', which it does not list; extract again")

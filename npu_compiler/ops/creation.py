@@ -217,6 +217,7 @@ def tril_indices(
     pin_memory: Any = None,
 ) -> Tensor:  # fmt: skip
     """The rows and the columns [2, n] of the elements on and below a diagonal of a matrix [row, col]."""
+    _check_rows(row)
     return _triangle(trace, [(0, min(col, max(0, i + offset + 1))) for i in range(row)], dtype)
 
 
@@ -226,7 +227,13 @@ def triu_indices(
     pin_memory: Any = None,
 ) -> Tensor:  # fmt: skip
     """The rows and the columns [2, n] of the elements on and above a diagonal of a matrix [row, col]."""
+    _check_rows(row)
     return _triangle(trace, [(min(col, max(0, i + offset)), col) for i in range(row)], dtype)
+
+
+def _check_rows(count: int) -> None:
+    if count > _MOST_ROWS:
+        raise OpRefusal(f"given {count} rows, expected at most {_MOST_ROWS}")
 
 
 def _triangle(trace: Trace, columns: Sequence[tuple[int, int]], dtype: Any) -> Tensor:
@@ -234,8 +241,6 @@ def _triangle(trace: Trace, columns: Sequence[tuple[int, int]], dtype: Any) -> T
     ends = [*accumulate(last - first for first, last in columns)]
     count = ends[-1] if ends else 0
     place = arange(trace, count)
-    if len(columns) > _MOST_ROWS:
-        raise OpRefusal(f"given {len(columns)} rows, expected at most {_MOST_ROWS}")
     row, column = (full(trace, (count,), 0, INT64) for _ in range(2))
     start = 0
     for number, ((first, _), end) in enumerate(zip(columns, ends, strict=True)):

@@ -14,6 +14,8 @@ from npu_compiler.ops.traits import Memory, Term
 from npu_compiler.tensor.shapes import broadcast_shapes, normalize_dim
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, where
 
+_MOST_DIFFERENCES = 64  # each is taken from the one before
+
 
 def picked(node: OpNode) -> str | None:
     """The tensor of a list that a node picks; the definition refuses an index that is out of range."""
@@ -95,6 +97,8 @@ def diff(
     self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
 ) -> Tensor:
     """Differences of neighbours along `dim`, taken `n` times; of booleans, whether they differ."""
+    if n > _MOST_DIFFERENCES:
+        raise OpRefusal(f"given n={n}, expected at most {_MOST_DIFFERENCES}")
     parts = [part for part in (prepend, self, append) if part is not None]
     result = cat(parts, dim) if len(parts) > 1 else self
     for _ in range(n):

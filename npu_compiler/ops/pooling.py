@@ -9,7 +9,6 @@ from math import prod
 from typing import Any
 
 from npu_compiler.dtypes import FLOAT32, INT8, INT32, INT64, UINT8, DType
-from npu_compiler.integers import ceil_div
 from npu_compiler.ops.convolution import sizes
 from npu_compiler.ops.padding import along, divided
 from npu_compiler.ops.reduction import first_greatest, greatest, pixel_parts, total
@@ -141,7 +140,8 @@ def _uneven(size: Sequence[int], out: Sequence[int], x: Tensor) -> list[_Axis]:
     axes = []
     for n, count in zip(size, out, strict=True):
         number = along(x, len(x.shape) - 1, count)
-        taps = max(ceil_div((i + 1) * n, count) - i * n // count for i in range(count))
+        whole, rest = divmod(n, count)
+        taps = whole + (0 if not rest else 1 if count % rest == 0 else 2)  # of the longest
         axes.append(_Axis(divided(number * n, count), taps, 1, divided((number + 1) * n + (count - 1), count)))
     return axes
 

@@ -100,6 +100,7 @@ def packed_rnn(
     raise OpRefusal(_PACKED)
 
 
+_MOST_STEPS = 1 << 16  # a target may need a launch for each
 _PACKED = "given a packed sequence, whose lengths are values of a tensor, expected a padded one of a known length"
 
 
@@ -239,6 +240,8 @@ def _layer(cell: str, x: Tensor, weights: Sequence[_Weights], states: Sequence[T
     all outputs at once.
     """
     (steps, batch, _), directions = x.shape, len(weights)
+    if steps > _MOST_STEPS:
+        raise OpRefusal(f"given {steps} steps, expected at most {_MOST_STEPS}")
     rows, size = weights[0].hidden.shape
     hidden, projected = rows // _GATES[cell], weights[0].projection is not None
     _check_states(states, [(directions, batch, size), (directions, batch, hidden)])

@@ -20,6 +20,7 @@ from npu_compiler.ops.registry import op
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, where
 
 _IMAGES = {1: (3,), 2: (4,), 3: (5,)}
+_MOST_PLACES = 1 << 24  # of a dimension: the compiler looks at each
 _MAX_TAPS = 64  # of an antialiasing filter along a dimension
 
 
@@ -53,7 +54,8 @@ def _axes(x: Tensor, rank: int, output_size: Any, factors: Any, aligned: bool = 
         out = [int(size * factor) for size, factor in zip(x.shape[2:], given, strict=True) if factor is not None]
     else:
         raise OpRefusal("given neither output_size nor scale_factors")
-    if len(out) != rank or len(given) != rank or any(type(n) is not int or n < 1 for n in out) or 0 in x.shape[1:]:
+    sizes = all(type(n) is int and 1 <= n <= _MOST_PLACES for n in out)
+    if len(out) != rank or len(given) != rank or not sizes or 0 in x.shape[1:]:
         raise OpRefusal(f"given output_size={out} and factors {given} for {list(x.shape)}")
     found = []
     for axis, (size, new, factor) in enumerate(zip(x.shape[2:], out, given, strict=True)):

@@ -14,7 +14,7 @@ from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op, view
 from npu_compiler.ops.rows import apart_from_dim
 from npu_compiler.ops.traits import Work
-from npu_compiler.ops.views import chunk, narrow, split, split_with_sizes, unbind
+from npu_compiler.ops.views import check_pieces, chunk, narrow, split, split_with_sizes, unbind
 from npu_compiler.tensor.reducing import reduce
 from npu_compiler.tensor.shapes import normalize_dim
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, where
@@ -173,6 +173,7 @@ def _sections(x: Tensor, parts: int, dim: int) -> tuple[Tensor, ...]:
     size = x.shape[normalize_dim(dim, len(x.shape))]
     if parts < 1:
         raise OpRefusal(f"given {parts} pieces, expected at least 1")
+    check_pieces(parts)
     short, longer = divmod(size, parts)
     return split_with_sizes(x, [short + (i < longer) for i in range(parts)], dim)
 

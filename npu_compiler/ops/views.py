@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from npu_compiler.tensor.shapes import normalize_dim
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MOST_PIECES = 1 << 16
 
 
 @view(
@@ -311,10 +314,17 @@ def select(self: Tensor, dim: int, index: int) -> Tensor:
     return self.slice(dim, index % size, 1).reshape((*self.shape[:dim], *self.shape[dim + 1 :]))
 
 
+def check_pieces(count: int) -> None:
+    """Refuses to divide a tensor into more pieces than any model has, before a list is made of them."""
+    if not 0 <= count <= _MOST_PIECES:
+        raise OpRefusal(f"given {count} pieces, expected at most {_MOST_PIECES}")
+
+
 def _pieces(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
-    if sum(sizes) != x.shape[normalize_dim(dim, len(x.shape))]:
-        raise OpRefusal(f"given pieces of {list(sizes)}, which do not add up to the dimension")
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    check_pieces(len(sizes))
+    *starts, end = accumulate(sizes, initial=0)
+    if end != x.shape[normalize_dim(dim, len(x.shape))]:
+        raise OpRefusal(f"given pieces of {reprlib.repr(list(sizes))}, which do not add up to the dimension")
     return tuple(x.slice(dim, start, size) for start, size in zip(starts, sizes, strict=True))
 
 
@@ -324,6 +334,7 @@ def split(self: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
     size = self.shape[normalize_dim(dim, len(self.shape))]
     if split_size < 1:
         raise OpRefusal(f"given split_size={split_size}, expected at least 1")
+    check_pieces(ceil_div(size, split_size))
     return _pieces(self, [min(split_size, size - start) for start in range(0, size, split_size)], dim)
 
 
@@ -344,4 +355,5 @@ def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 def unbind(self: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Every position of a dimension as a tensor of its own."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
+    check_pieces(size)
     return tuple(select(self, dim, i) for i in range(size))

@@ -30,6 +30,7 @@ from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, P
 from npu_text.batching.lane_sampling import check_sampling
 from npu_text.batching.scoring import TokenScorer
 from npu_text.batching.step_calls import Scene, StepCalls, StepResult, StepTurn, device_buffer, visible
+from npu_text.step_check import check_batch
 from npu_text.step_functions import ProgramFunctions, open_program
 
 __all__ = ["PagedEngine"]
@@ -73,10 +74,11 @@ class PagedEngine:
         self.lanes, self.page_tokens, self.pages = max(self._decode), batch.page_tokens, batch.pages
         self.context, self.vocabulary, self.chunks = batch.context, spec.vocabulary, tuple(self._chunk)
         self.guess = batch.guess
-        self.chooser = LaneChooser(device, spec.vocabulary, spec.dtype, self.lanes)
-        self.scorer = TokenScorer(device, spec.dtype)
         irs = {name: step.ir for name, step in batch.functions.items()}
         program = program or open_program(folder, irs, device.target, "batch")
+        check_batch(batch, spec.vocabulary, program.functions)
+        self.chooser = LaneChooser(device, spec.vocabulary, spec.dtype, self.lanes)
+        self.scorer = TokenScorer(device, spec.dtype)
         functions = ProgramFunctions(program, folder / spec.weights, device)
         self._beside = device.sibling()  # where prompts are filled in while texts go on
         fills = self._chunk.values()

@@ -224,7 +224,7 @@ def conversation(
     told = [_plain(message) for message in messages]
     functions = [tool.model_dump(exclude_none=True) for tool in tools] or None
     try:
-        text = service.template.render(told, functions, **_options(options))
+        text = service.template.render(told, functions, _options(options))
         return service.vocabulary.encode(text, special=False)
     except InputError as error:
         raise APIError(str(error), param="messages") from error

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from npu_compiler.errors import InputError, MissingDependencyError
@@ -47,7 +48,8 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_refuse, strftime_now=_now)
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            # jinja2 writes Python, which refuses what is nested too deep, or numbers that are too long
             raise InputError(f"the chat template is damaged: {error}") from error
         self._names = dict(names)
 
@@ -59,31 +61,43 @@ class ChatTemplate:
             InputError: It is damaged.
             MissingDependencyError: jinja2 is not installed.
         """
-        path = folder / _CONFIG
+        path, own = folder / _CONFIG, folder / _FILE
         try:
             config = json.loads(path.read_bytes()) if path.is_file() else {}
-        except ValueError as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"'{path}' is not JSON ({error}); copy it anew from the model") from error
+        if not isinstance(config, dict):
+            raise InputError(f"'{path}' holds a {type(config).__name__}, expected an object; copy it anew")
         source = config.get("chat_template")
-        if (folder / _FILE).is_file():
-            source = (folder / _FILE).read_text(encoding="utf-8")
+        try:
+            source = own.read_text(encoding="utf-8") if own.is_file() else source
+        except (OSError, ValueError) as error:
+            raise InputError(f"'{own}' cannot be read as text ({error}); copy it anew from the model") from error
         if isinstance(source, list):  # several, by names
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+            named = (entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default")
+            source = next((entry.get("template") for entry in named), None)
         if not isinstance(source, str):
             return None
         return cls(source, {name: _content(config.get(name)) for name in ("bos_token", "eos_token", "pad_token")})
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The text of a conversation, up to where the model goes on.
+
+        Args:
+            messages, tools: As templates take them.
+            options: What else the template may read, by any names; those of the messages and tools win.
 
         Raises:
             InputError: The template does not take it.
         """
-        variables = {"add_generation_prompt": True} | self._names | options
+        variables = {"add_generation_prompt": True} | self._names | dict(options)
         try:
-            return self._template.render(messages=messages, tools=tools, **variables)
+            return self._template.render(variables | {"messages": messages, "tools": tools})
         except Exception as error:  # a template is a program, and may fail as any does
             raise InputError(f"the model's chat template does not take these messages: {error}") from error
 

@@ -27,7 +27,8 @@ class APIError(Exception):
         self, message: str, *, status: int = 400, kind: str = "", param: str | None = None, code: str | None = None
     ) -> None:
         super().__init__(message)
-        self.message, self.status, self.param, self.code = message, status, param, code
+        self.message, self.param = _sendable(message), None if param is None else _sendable(param)
+        self.status, self.code = status, code
         self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
 
     @property
@@ -39,6 +40,11 @@ class APIError(Exception):
     def headers(self) -> dict[str, str]:
         """The answer's headers: when to try again."""
         return {"Retry-After": str(_RETRY_SECONDS)} if self.status in (429, 503) else {}
+
+
+def _sendable(text: str) -> str:
+    """A text with what UTF-8 cannot hold by its number: a request may name halves of surrogate pairs."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def api_error(error: NPUError) -> APIError:

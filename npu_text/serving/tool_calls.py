@@ -80,13 +80,15 @@ class ToolCalls:
 
 
 def _call(body: str) -> ToolCall | None:
+    """The call in a block; None where it is none, or has what UTF-8 cannot hold."""
     try:
         content = json.loads(body)
+        if not isinstance(content, dict) or not isinstance(content.get("name"), str):
+            return None
+        arguments = content.get("arguments", content.get("parameters", {}))
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        (content["name"] + arguments).encode()
     except (ValueError, RecursionError):
         return None
-    if not isinstance(content, dict) or not isinstance(content.get("name"), str):
-        return None
-    arguments = content.get("arguments", content.get("parameters", {}))
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
     return ToolCall(content["name"], arguments)

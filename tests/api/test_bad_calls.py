@@ -79,6 +79,8 @@ CALLS: dict[str, Call] = {
     "an executor of a number": lambda m, d: Executor(m.program, d, 3),
     "CUDA's executor of None": lambda m, d: CUDAExecutor(None, d),
     "CUDA's executor on Metal": lambda m, d: CUDAExecutor(m.program, d),
+    "run with names that are none": lambda m, d: Executor(m.program, d).run({1: X, "x": X}),
+    "run for outputs that are none": lambda m, d: Executor(m.program, d).run_and_fetch({"x": X}, None, [["y"]]),
     "run without inputs": lambda m, d: Executor(m.program, d).run({}, load_weights(m.extraction.weights, m.program, d)),
     "run with an array": lambda m, d: Executor(m.program, d).run(X),
     "run with a list": lambda m, d: Executor(m.program, d).run([X]),

@@ -217,6 +217,8 @@ def _input(layout: Layout) -> Change:
 IMPOSSIBLE: dict[str, tuple[Change, str]] = {
     "buffer index": (_step(lambda s: replace(s, args=(Argument(9, 0),))), "binds buffer 9 of 4"),
     "negative index": (_step(lambda s: replace(s, args=(Argument(-1, 0),))), "binds buffer -1"),
+    "an input written": (_step(lambda s: replace(s, args=(Argument(0, 0, writes=True),))), "writes to the input 'x'"),
+    "a weight written": (_step(lambda s: replace(s, args=(Argument(1, 0, writes=True),))), "writes to the weight 'w'"),
     "offset": (_step(lambda s: replace(s, args=(Argument(0, 41),))), "past the end"),
     "negative offset": (_step(lambda s: replace(s, args=(Argument(0, -2),))), "past the end"),
     "kernel index": (_step(lambda s: replace(s, kernel=1)), "launches a missing kernel"),
@@ -240,6 +242,8 @@ IMPOSSIBLE: dict[str, tuple[Change, str]] = {
     "negative": (_input(Layout((-4, 5), (4, 5), (0, 1))), "impossible size"),
     "oversized": (_input(dense((1 << 40, 1 << 40))), "impossible size"),
     "input size": (_input(dense((4, 6))), "input buffer 'x' of 40 bytes is declared as 48"),
+    "oversized and empty": (_input(dense((0, 1 << 62, 1 << 62))), "impossible size"),
+    "two buffers": (lambda p: replace(p, buffers=(*p.buffers, p.buffers[0])), "two buffers are one tensor"),
     "two of a name": (lambda plan: replace(plan, inputs=plan.inputs * 2), "two inputs have one name"),
     "arena": (lambda plan: replace(plan, buffers=(*plan.buffers, Buffer(Role.ARENA, "", -1))), "impossible size"),
     "unknown weight": (lambda p: replace(p, buffers=(*p.buffers, Buffer(Role.WEIGHT, "v", 4))), "declared as None"),
@@ -342,6 +346,31 @@ def test_a_state_of_another_size_than_its_input_is_refused() -> None:
     plan = replace(program.main, outputs=(small, program.main.outputs[1]))
     with pytest.raises(ProgramFormatError, match="the state 'counter_out'"):
         CompiledProgram.from_bytes(replace(program, functions={"main": plan}).to_bytes())
+
+
+def test_two_weights_of_one_name_are_refused() -> None:
+    """One of them would be written to the memory of the other."""
+    program = axpy_program()
+    large = replace(program.recipes[0], spec=BufferSpec("w", FLOAT16, FLOAT16, dense((400, 5))))
+    with pytest.raises(ProgramFormatError, match="two weights have one name"):
+        CompiledProgram.from_bytes(replace(program, recipes=(large, *program.recipes)).to_bytes())
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        '{"namedtuple": [[true, 0]]}',
+        '{"namedtuple": [["\ufb01", 0], ["fi", {"constant": 1}]]}',  # which Python takes for one name
+        '{"dict": [["a", 0], ["a", {"constant": 1}]]}',
+        '{"dict": [[1, 0], [true, {"constant": 1}]]}',
+        '{"dict": [["\\ud800", 0]]}',
+        '{"fields": [["__class__", 0]]}',
+    ],
+)
+def test_a_structure_that_nothing_can_be_built_of_is_refused(structure: str) -> None:
+    program = replace(axpy_program(), functions={"main": replace(axpy_plan(), structure=structure)})
+    with pytest.raises(ProgramFormatError, match="expected a pair of a key of its own and what is nested"):
+        CompiledProgram.from_bytes(program.to_bytes())
 
 
 def test_a_program_without_functions_is_refused() -> None:

@@ -124,6 +124,7 @@ SIZES = {
     "an offset within an element": with_step(args=(Argument(0, 1), Argument(1, 0), Argument(2, 256, writes=True))),
     "a buffer that is not there": with_step(args=(Argument(7, 0),)),
     "no buffers": with_step(args=()),
+    "more buffers than places": with_step(args=(Argument(0, 0),) * 40),
     "no grid": with_step(grid=(0, 1, 1)),
     "a negative grid": with_step(grid=(-1, 1, 1)),
     "a grid beyond 32 bits": with_step(grid=(1 << 40, 1, 1)),

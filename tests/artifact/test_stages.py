@@ -78,6 +78,9 @@ def test_a_result_of_another_shape_is_refused() -> None:
         replace(recipe, inputs=(WeightInput("t", (2, 3), "float32"),) * 2).compute([TENSOR, INDEX])
 
 
+NUMBERS = Stage((1 << 26,), INT64, (Instruction("iota", INT64, numbers=(0, 1 << 26, 1)),))
+
+
 def _with(place: int, **fields: Any) -> Stage:
     code = list(ROWS.code)
     code[place] = replace(code[place], **fields)
@@ -88,6 +91,9 @@ HOSTILE = {
     "none": [],
     "too many": [SUMS] * 10_000,
     "no instruction and no data": [Stage((2,), FLOAT32, ())],
+    "a constant of negative sizes": [Stage((-2, -1), FLOAT32, (), bytes(8))],
+    "a constant of many dimensions": [Stage((1,) * 80, FLOAT32, (), bytes(4))],
+    "tensors that are large together": [NUMBERS] * 5,
     "data of another length": [Stage((2,), FLOAT32, (), b"1234")],
     "too many instructions": [replace(SUMS, code=SUMS.code[:1] * 4000)],
     "an unknown instruction": [SUMS, _with(5, kind="eval")],

@@ -100,11 +100,19 @@ def test_run_on_a_photograph(folder: Path, capsys: pytest.CaptureFixture[str]) -
         (["--input", "input=several.npz"], "given 'several.npz', which holds arrays by name"),
         (["--input", "input=missing.jpg"], "cannot read 'missing.jpg' as an image"),
         (["--input", "input={folder}/tiny.json"], "as an image"),
+        (["--input", "input={folder}/nested.npy"], "as a numpy array"),
+        (["--input", "input={folder}/huge.npy"], "as a numpy array"),
+        (["--input", "input={folder}/several.npy"], "holds several arrays, expected one"),
         (["--input", "input={folder}/wrong.npy"], "given an array of shape (2, 3), expected (1, 3, 32, 32)"),
     ],
 )
 def test_wrong_inputs(given: list[str], expected: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(folder / "wrong.npy", np.ones((2, 3), np.float32))
+    huge = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000,)}\n"
+    for name, header in (("nested", b"(" * 5000), ("huge", huge)):
+        (folder / f"{name}.npy").write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
+    with (folder / "several.npy").open("wb") as file:
+        np.savez(file, a=np.ones(1))
     options = [option.format(folder=folder) for option in given]
     assert run(folder, "--weights", str(folder / "tiny.safetensors"), *options) == 1
     assert expected in capsys.readouterr().err

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from npu_cli import main as entry
 from npu_cli.main import main
+from tests.compiler.test_reader import small
+from tests.runtime.plans import axpy_program
 
 
 def npu(line: str, redirection: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -45,6 +49,32 @@ def test_an_encoding_without_the_character(monkeypatch: pytest.MonkeyPatch, fold
     assert main(["compile", str(folder / "tiny.json"), "-o", str(path)]) == 0
     narrow.flush()
     assert rb"\ubaa8\ub378.npubin: tiny for metal" in narrow.buffer.getvalue()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_names_of_strangers_do_nothing_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    name = "\x1b]0;title\x07\x9b2J\r[/red]\x1b[31mn"
+    path = tmp_path / "stranger.npubin"
+    program = replace(axpy_program(), model=name)
+    program.save(path)
+    monkeypatch.setattr(sys, "stdout", terminal := _Terminal())
+    assert main(["describe", str(path)]) == 0
+    assert r"program \x1b]0;title\x07\x9b2J\x0d[/red]" + "\x1b[31mn\n" in terminal.getvalue()
+    assert main(["describe", f"{tmp_path}/{name}"]) == 1
+    assert not {"\x07", "\x9b", "\r"} & set(capsys.readouterr().err)
+    terminal.truncate(0)
+    ir = json.loads(json.dumps(small()).replace("act", "[/red]\\u001b[2J"))
+    (tmp_path / "ir.json").write_text(json.dumps(ir))
+    assert main(["partition", str(tmp_path / "ir.json")]) == 0
+    monkeypatch.setattr(sys, "stdout", plain := io.StringIO())
+    assert main(["describe", str(path)]) == 0
+    assert name in plain.getvalue()  # what reads it is no terminal
 
 
 def test_a_prompt_that_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:

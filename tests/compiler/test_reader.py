@@ -6,13 +6,14 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
 import torch
 
 import npu_compiler
-from npu_compiler.errors import CompileError, IRError, UnsupportedOpError
+from npu_compiler.errors import CompileError, IRError, NPUError, UnsupportedOpError
 from npu_compiler.frontend.ir_reader import read_graph
 from tests.support.ir_builder import IRBuilder
 
@@ -66,6 +67,8 @@ def _set(path: str, value: Any) -> Callable[[IR], None]:
         (lambda ir: ir["nodes"].reverse(), ["'fc'", "no input, weight or earlier node makes"]),
         (lambda ir: ir.pop("weights"), ["given nothing as 'weights'", "expected a list"]),
         (_set("weight_name_mapping", {"p_w": "ghost"}), ["ghost"]),
+        (lambda ir: ir["graph_inputs"].append(ir["graph_inputs"][0]), ["two inputs alike", "'x'"]),
+        (_set("nodes.1.name", "\ud800"), [r"given the name '\ud800', which is no Unicode text"]),
     ],
 )
 def test_a_damaged_ir_is_refused_in_words(change: Callable[[IR], Any], words: list[str]) -> None:
@@ -94,6 +97,31 @@ def test_a_file_that_is_no_ir_is_refused_in_words(tmp_path: Path, content: bytes
         npu_compiler.compile(path)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("aten.diff.default", {"n": 1 << 40}),
+        ("aten.hsplit.int", {"sections": 1 << 30}),
+        ("aten.unbind.int", {"dim": 1}),
+        ("aten.split.Tensor", {"split_size": 1, "dim": 1}),
+        ("aten.adaptive_max_pool1d.default", {"output_size": [1 << 30]}),
+        ("aten.upsample_nearest1d.default", {"output_size": [1 << 31]}),
+        ("aten.tril_indices.default", {"row": 1 << 31, "col": 2}),
+    ],
+)
+def test_no_list_is_made_of_sizes_that_no_model_has(op: str, attrs: dict[str, Any]) -> None:
+    shape = (1, 1 << 27, 1) if "split" in op or "unbind" in op else (1, 3, 8)
+    ir = IRBuilder("huge")
+    made = ir.call("aten.relu.default", ir.input("x", shape))
+    data = ir.build(made)
+    given = [] if "indices" in op else data["nodes"][0]["inputs"]
+    data["nodes"][0] |= {"op_type": op, "attrs": attrs, "inputs": given}
+    started = perf_counter()
+    with pytest.raises(NPUError):
+        npu_compiler.compile(data)
+    assert perf_counter() - started < 5
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +15,14 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import npu_compiler
-from cuda_runtime import CUDABackend, CUDAExecutor, cupy_api
+from cuda_runtime import CUDABackend, CUDAExecutor, cupy_api, driver
+from cuda_runtime.calls import Calls
+from cuda_runtime.device import CUDABuffer
 from npu_compiler.artifact.plan import KernelCall, KernelSource
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import DeviceError, KernelCompileError, NPUError, OutOfMemoryError
+from npu_compiler.dtypes import FLOAT16
+from npu_compiler.errors import DeviceError, InputError, KernelCompileError, NPUError, OutOfMemoryError
+from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime import Device, NPUBuffer
 from tests.ops.cases import case, floats
 
@@ -214,3 +219,44 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(device: Device) -> Non
     assert done
     assert all(done)
     assert all("executor of its own" in text for text in refused)
+
+
+def test_a_kernel_that_takes_more_than_its_launch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver reads what the kernel declares: of a file's own kernel, behind the end of what was given."""
+    seen: list[list[bytes]] = []
+
+    def launch(config: Any, function: Any, places: Any, extra: Any) -> int:
+        seen.append([ctypes.string_at(places[number], 4096) for number in (0, 1, 2, 3, 1000, 4000)])
+        return 0
+
+    monkeypatch.setattr(driver, "_library", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
+    kernel = driver.Kernel(SimpleNamespace(), ctypes.c_void_p(), "k")  # type: ignore[arg-type]
+
+    def run(values: list[int | bytes], params: bytes) -> None:
+        kernel.launch((1, 1, 1), (1, 1, 1), (1, 1, 1), 0, values, params, 0, False)
+
+    run([1, 2, 3, 4], bytes(range(44)))
+    run([1 << 40, b"\1" * 128], b"\2" * 5)
+    address, tensor_map, params, *others = seen[-1]
+    assert int.from_bytes(address[:8], "little") == 1 << 40
+    assert tensor_map[:128] == b"\1" * 128
+    assert params == b"\2" * 5 + bytes(4091)
+    assert all(other == bytes(4096) for other in others)
+    with pytest.raises(DeviceError, match="'k' is given 80000 bytes of parameters"):
+        run([0] * 5000, b"")
+
+
+def test_a_state_that_shares_memory_with_another_input() -> None:
+    """What is read would change while it is read."""
+    spec = BufferSpec("", FLOAT16, FLOAT16, dense((8,)))
+
+    def tensor(address: int) -> NPUBuffer:
+        memory = SimpleNamespace(nbytes=16, data=SimpleNamespace(ptr=address))
+        owner: Any = SimpleNamespace(ordinal=0, stream=SimpleNamespace(ptr=0))
+        return NPUBuffer(owner, CUDABuffer(owner, memory), spec)
+
+    calls: Any = SimpleNamespace(_specs={"cache": spec, "x": spec}, states=[(0, "cache")])
+    Calls._check_states(calls, [tensor(64), tensor(80)])
+    for other in (64, 56, 72):
+        with pytest.raises(InputError, match="'cache' is updated in place and shares memory with 'x'"):
+            Calls._check_states(calls, [tensor(64), tensor(other)])

@@ -23,6 +23,7 @@ REFUSED = [
     'R"(" /* )"\n#include </etc/hostname>\n// */',
     "#define A \\ \n#include </etc/hostname>",
     "1'000\n#include </etc/hostname>\n1'0",
+    "int a = 1'0 /* ';\n// */ #include </etc/hostname>\n;",  # whose comment the compiler ends there
     "int a;\r#include </etc/hostname>",
     '#if __has_include("/etc/hostname")\n#endif',
     "#include_next </etc/hostname>",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -88,12 +90,43 @@ def test_equals_torch_without_the_library(dtype: torch.dtype, device: Device, mo
     graph.check(result, roundings=3, device=device)
 
 
-@pytest.mark.parametrize("change", [{"bias": 1, "addend_row": 8}, {"m": 0}, {"addend_row": 1 << 40}, {"dtype": "int8"}])
-def test_calls_of_another_release_are_refused(change: dict[str, object]) -> None:
-    graph, result = graph_of("matrix", torch.float16)
+def library_call(kind: str) -> tuple[ExecutionPlan, LibraryCall]:
+    """A plan, and its call of the library."""
+    graph, result = graph_of(kind, torch.float16)
     plan = graph.compile(result).main
     options = [option for step in plan.steps if isinstance(step, CallChoice) for option in step.options]
-    call = next(call for option in options for call in option.calls if isinstance(call, LibraryCall))
-    check_call(call)
+    return plan, next(call for option in options for call in option.calls if isinstance(call, LibraryCall))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"bias": 1, "addend_row": 8}, {"m": 0}, {"m": True}, {"addend_row": 1 << 40}, {"dtype": "int8"}),
+        {"dtype": ["float16"]},
+    ],
+)
+def test_calls_of_another_release_are_refused(change: dict[str, object]) -> None:
+    plan, call = library_call("matrix")
+    check_call(call, plan.buffers)
     with pytest.raises(DeviceError, match="compile the model with this release"):
-        check_call(LibraryCall(call.label, call.routine, call.args, {**call.attrs, **change}))
+        check_call(replace(call, attrs={**call.attrs, **change}), plan.buffers)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "bias", "matrix", "part of a matrix"])
+def test_calls_stay_within_their_buffers(kind: str) -> None:
+    """No kernel is there to be held to them."""
+    plan, call = library_call(kind)
+    check_call(call, plan.buffers)
+    wrong = [{name: int(str(call.attrs[name])) + 8} for name in ("m", "n", "k", "a_row", "b_column", "out_row")]
+    wrong += [{"a_row": DEPTH - 8}, {"out_row": 8}]
+    for change in wrong:
+        with pytest.raises(DeviceError, match="expected one that lies there"):
+            check_call(replace(call, attrs={**call.attrs, **change}), plan.buffers)
+    *read, written = call.args
+    for args in (
+        (*read, replace(written, offset=16)),
+        (*read, replace(written, writes=False)),
+        (replace(read[0], writes=True), *read[1:], written),
+    ):
+        with pytest.raises(DeviceError, match="expected one that lies there"):
+            check_call(replace(call, args=args), plan.buffers)

@@ -241,6 +241,7 @@ def test_a_program_for_another_target(qwen: Decoder, program: CompiledProgram, d
         ({"vocabulary": "many"}, r"vocabulary: given 'many'"),
         ({"weights": "../model.safetensors"}, "expected one beside it"),
         ({"cache_length": 8}, "functions of .* tokens for a cache of 8"),
+        ({"cache_length": 256}, "caches of other than 256 tokens"),
         ({"cache_shapes": []}, "expected one that there is for each"),
         ({"cache_shapes": [], "cache_dtypes": []}, "does not fit the caches"),
     ],
@@ -253,6 +254,18 @@ def test_a_damaged_folder(qwen: Decoder, tmp_path: Path, device: Device, change:
         path.write_text(json.dumps(json.loads((qwen.folder / "generation.json").read_text()) | change))
     with pytest.raises(IRError, match=message):
         Generator(tmp_path, device)
+
+
+def test_a_folder_of_another_program(qwen: Decoder, tmp_path: Path, device: Device, program: CompiledProgram) -> None:
+    content = json.loads((qwen.folder / "generation.json").read_text())
+    (tmp_path / "generation.json").write_text(json.dumps(content | {"vocabulary": 1 << 40}))
+    with pytest.raises(IRError, match=r"gives '.*' of shape .*, the folder says"):
+        Generator(tmp_path, device, program=program)
+    del content["functions"]["decode"]
+    content["functions"]["other"] = json.loads((qwen.folder / "generation.json").read_text())["functions"]["decode"]
+    (tmp_path / "generation.json").write_text(json.dumps(content))
+    with pytest.raises(IRError, match="names a function 'other'"):
+        Generator(tmp_path, device, program=program)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from npu_compiler.artifact.batch_spec import BatchSpec
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
+from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ExtractionError, InputError, IRError, NPUError
 from npu_compiler.frontend.decoder_request import BatchRequest, check_request
 from npu_compiler.integers import ceil_div
@@ -22,6 +23,7 @@ from npu_runtime import Device
 from npu_runtime.backend import Recording
 from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill
 from npu_text.batching.paged_engine import PagedEngine
+from npu_text.step_check import check_batch
 from tests.support.decoders import VOCABULARY, Decoder, check_greedy, config, dtype_errors, greedy, make_decoder
 from tests.support.lane_choice import allowed_bits
 
@@ -327,6 +329,22 @@ def test_a_folder_that_contradicts_itself(change: dict[str, Any], decoder: Decod
     (tmp_path / FILE_NAME).write_text(json.dumps(content))
     with pytest.raises(IRError, match="extract the model again"):
         GenerationSpec.load(tmp_path)
+
+
+def test_a_folder_that_its_functions_contradict(decoder: Decoder, engine: PagedEngine, device: Device) -> None:
+    """The host would fill tables with pages that the pools have not."""
+    spec = GenerationSpec.load(decoder.folder)
+    functions = CompiledProgram.load(decoder.folder / f"batch.{device.target}.npubin").functions
+    batch = spec.batch
+    assert batch is not None
+    check_batch(batch, spec.vocabulary, functions)
+    shapes = tuple((101, *shape[1:]) for shape in batch.pool_shapes)
+    others = [replace(batch, pages=100, pool_shapes=shapes), replace(batch, context=2 * batch.context)]
+    others += [replace(batch, functions={"other": batch.functions["decode_1"]})]
+    others += [replace(batch, functions={"decode_1": replace(batch.functions["decode_1"], tables="positions")})]
+    for other, size in [*((other, spec.vocabulary) for other in others), (batch, 7)]:
+        with pytest.raises(IRError, match="extract the model again"):
+            check_batch(other, size, functions)
 
 
 @pytest.mark.parametrize(

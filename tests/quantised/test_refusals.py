@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.formats import importer_of
+from npu_compiler.frontend.checkpoints.gguf import GgufFile
+from npu_compiler.frontend.decoder_source import load_decoder
 from tests.quantised import encoders
 from tests.quantised.test_decoders import GROUP, all_linears, compressed, section
 from tests.quantised.test_importers import imported, weight
@@ -110,6 +113,27 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_written(damage: str, checkp
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ignore": ["re:("]}, "unterminated subpattern"),
+        ({"ignore": [7]}, "unexpected types or values"),
+        ({"config_groups": {"a": {"targets": 7}}}, "unexpected types or values"),
+    ],
+)
+def test_a_configuration_of_other_types(change: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["quantization_config"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(checkpoint / "model.safetensors")
+    with pytest.raises(ExtractionError, match=message):
+        load_decoder(tmp_path, None, 0)
+    config["num_hidden_layers"] = 1 << 40
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ExtractionError, match="with 1099511627776 layers, expected at most 4096"):
+        load_decoder(tmp_path, None, 0)
+
+
 def gptq_tensors(**changed: torch.Tensor) -> Tensors:
     return {**encoders.gptq(weight(64), 4, 64, torch.float16)[0], **changed}
 
@@ -133,6 +157,12 @@ def gptq_tensors(**changed: torch.Tensor) -> Tensors:
             gptq_tensors(g_idx=torch.zeros(256, dtype=torch.int32)),
             r"'layer\.g_idx': given groups of different sizes, expected 64 columns in each",
         ),
+        (
+            section("gptq", bits=4, group_size=64),
+            gptq_tensors(g_idx=torch.full((256,), 1 << 60)),
+            r"'layer\.g_idx': given groups of different sizes, expected 64 columns in each",
+        ),
+        (section("compressed-tensors", config_groups={"a": {}}, ignore=7), {}, r"the quantisation: .*unexpected types"),
         (section("awq", bits=8), {}, r"given bits=8 in the quantisation's configuration, expected 4"),
         (section("awq", version="gemv_fast"), {}, r"given version='gemv_fast'.*expected 'gemm' or 'gemv'"),
         (section("hqq"), {}, r"given weights quantised by 'hqq', expected one of awq, bitsandbytes"),
@@ -153,6 +183,43 @@ def test_what_no_form_has_is_refused(config: dict[str, Any], tensors: Tensors, m
         importer_of(config) if not tensors else imported(config, tensors, (64, 256))
 
 
+def gguf_file(*tensors: tuple[str, tuple[int, ...], int], **values: tuple[int, bytes]) -> bytes:
+    """A file of GGUF without data: names, sizes and places of tensors; values by name, with their types."""
+
+    def text(name: str) -> bytes:
+        return struct.pack("<Q", len(name)) + name.encode()
+
+    values = {"general.architecture": (8, text("llama")), **values}
+    parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(values))]
+    parts += [text(name) + struct.pack("<I", kind) + value for name, (kind, value) in values.items()]
+    parts += [
+        text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, place) for name, sizes, place in tensors
+    ]
+    return b"".join(parts)
+
+
+EMBEDDING = ("token_embd.weight", (64, 32), 0)
+LAYERS = {"llama.block_count": (12, struct.pack("<d", float("inf")))}
+SIZE = {"llama.attention.head_count": (4, struct.pack("<I", 4)), "llama.feed_forward_length": (4, bytes(4))}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gguf_file(("token_embd.weight", (), 0)), "has 0 dimensions"),
+        (gguf_file(("token_embd.weight", (0, 1 << 63), 0)), "has the sizes"),
+        (gguf_file(EMBEDDING, EMBEDDING), "two tensors have one name"),
+        (gguf_file(("token_embd.weight", (64,), 0)), r"has the shape \[64\]"),
+        (gguf_file(EMBEDDING, **SIZE, **LAYERS), "given inf as 'llama.block_count', expected 0 to 4096"),
+        (gguf_file(EMBEDDING, **{"llama.feed_forward_length": (9, bytes(12))}), "given 'a list of 0' as"),
+    ],
+)
+def test_a_file_of_gguf_that_cannot_be(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(ExtractionError, match=message):
+        GgufFile(tmp_path / "model.gguf").configuration()
+
+
 def test_a_code_outside_of_its_codebook() -> None:
     state = torch.tensor(list(json.dumps({"blocksize": 64, "shape": [48, 256]}).encode()), dtype=torch.uint8)
     given = {"weight": torch.zeros(48 * 128, 1, dtype=torch.uint8), "weight.absmax": torch.ones(192)}
@@ -164,7 +231,5 @@ def test_a_code_outside_of_its_codebook() -> None:
 def test_pickled_weights_are_refused(tmp_path: Path, checkpoint: Path) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    from npu_compiler.frontend.decoder_source import load_decoder
-
     with pytest.raises(ExtractionError, match=r"without \.safetensors files"):
         load_decoder(tmp_path, None, 0)

@@ -237,6 +237,9 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "negative shape": (_entry(shape=[-4, -5]), r"has the shape \[-4, -5\]"),
     "fractional shape": (_entry(shape=[4.0, 5]), "has the shape"),
     "boolean shape": (_entry(shape=[True, 20]), "has the shape"),
+    "many dimensions": (_entry(shape=[1] * 78 + [4, 5]), "has the shape"),
+    "an empty tensor of a huge size": (_entry(shape=[0, 1 << 63], data_offsets=[0, 0]), "has the shape"),
+    "an empty tensor of huge sizes": (_entry(shape=[0, 1 << 40, 1 << 40], data_offsets=[0, 0]), "has the shape"),
     "unknown dtype": (_entry(dtype="F4"), "dtype F4, expected one of BOOL, U8"),
 }
 

@@ -69,6 +69,12 @@ def test_calls_wherever_a_text_is_cut(size: int) -> None:
     assert said == f"a <b> \n{none} <tool"
 
 
+@pytest.mark.parametrize("call", ['{"name": "\\ud800"}', '{"name": "f", "arguments": ["\\udfff"]}'])
+def test_a_call_that_no_answer_can_hold_is_text(call: str) -> None:
+    calls, text = ToolCalls(), f"<tool_call>{call}</tool_call>"
+    assert "".join(map(str, [*calls.push(text), *calls.flush()])) == text
+
+
 def test_a_call_that_never_ends_is_text_or_a_call() -> None:
     calls = ToolCalls()
     assert list(calls.push('<tool_call>{"name": "f"}')) == []
@@ -152,10 +158,23 @@ def test_templates_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ tools | tojson }}{{ enable_thinking }}")
     template = ChatTemplate.load(tmp_path)
     assert template is not None
-    assert template.render([], [{"n": "é<"}], enable_thinking=False) == '[{"n": "é<"}]False'
-    (tmp_path / "chat_template.jinja").write_text("{% if %}")
-    with pytest.raises(InputError, match="damaged"):
+    assert template.render([], [{"n": "é<"}], {"enable_thinking": False}) == '[{"n": "é<"}]False'
+    assert template.render([], None, {"self": 1, "messages": 2}) == "null"  # names that functions of Python have
+    loops = "".join(f"{{% for a{n} in b %}}" for n in range(30)), "{% endfor %}" * 30
+    for text in ("{% if %}", "".join(loops), "{{ " + "(" * 5000 + ")" * 5000 + " }}"):
+        (tmp_path / "chat_template.jinja").write_text(text)
+        with pytest.raises(InputError, match="damaged"):
+            ChatTemplate.load(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(InputError, match="cannot be read as text"):
         ChatTemplate.load(tmp_path)
+    for content, message in (("[]", "holds a list"), ("[" * 10_000, "is not JSON")):
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(InputError, match=message):
+            ChatTemplate.load(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [1, {"name": "default"}]}')
+    assert ChatTemplate.load(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,8 @@ def test_calls_among_text_are_told_apart() -> None:
         ("POST", "/v1/completions", b'{"model": "tiny", "prompt": [-1]}', 400),
         ("POST", "/v1/completions", b'{"model": "tiny", "prompt": ""}', 400),
         ("POST", "/v1/completions", b'{"model": "tiny", "prompt": "\\ud800"}', 400),
+        ("POST", "/v1/completions", b'{"model": "\\ud800", "prompt": "a"}', 404),
+        ("POST", "/v1/completions", b'{"model": "tiny", "prompt": "a", "logit_bias": {"\\udfff": 1}}', 400),
         ("POST", "/v1/completions", b'{"model": "tiny", "prompt": "a", "best_of": 3}', 400),
         ("POST", "/v1/completions", b'{"model": "tiny", "prompt": "a", "n": 129}', 400),
         ("POST", "/v1/completions", b"x" * (5 << 20), 413),

@@ -10,7 +10,7 @@ from npu_compiler.frontend.checkpoints.bitsandbytes import BitsAndBytes
 from npu_compiler.frontend.checkpoints.block_fp8 import BlockFp8
 from npu_compiler.frontend.checkpoints.compressed_tensors import CompressedTensors
 from npu_compiler.frontend.checkpoints.gptq import Gptq
-from npu_compiler.frontend.checkpoints.importer import Config, Importer
+from npu_compiler.frontend.checkpoints.importer import Config, Importer, describing
 from npu_compiler.frontend.checkpoints.mlx import Mlx
 from npu_compiler.frontend.checkpoints.modelopt import ModelOpt
 from npu_compiler.frontend.checkpoints.mxfp4 import Mxfp4
@@ -47,8 +47,10 @@ def importer_of(config: Config) -> Importer | None:
             return None
         if not isinstance(found, dict) or not {"bits", "group_size"} <= set(found):
             raise ExtractionError(f"given the quantisation {found!r:.80}, expected its method, or bits and group size")
-        return Mlx(found)
-    importer = _BY_METHOD.get(str(method))
+        importer: type[Importer] | None = Mlx
+    else:
+        importer = _BY_METHOD.get(str(method))
     if importer is None:
         raise ExtractionError(f"given weights quantised by '{method}', expected one of {', '.join(_BY_METHOD)}")
-    return importer(found)
+    with describing("the quantisation"):
+        return importer(found)

@@ -21,7 +21,7 @@ import numpy as np
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import Array, CodedMatrix
 from npu_compiler.frontend.checkpoints.gguf_blocks import BLOCKS, PLAIN
-from npu_compiler.frontend.checkpoints.importer import Config, Importer
+from npu_compiler.frontend.checkpoints.importer import MOST_LAYERS, Config, Importer
 from npu_compiler.frontend.checkpoints.small_floats import times
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 from npu_compiler.integers import ceil_div
@@ -31,6 +31,7 @@ __all__ = ["Gguf", "GgufFile"]
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_MOST_ELEMENTS, _MOST_SIZE = 1 << 48, 1 << 31
 _MOST_TENSORS, _MOST_VALUES, _MOST_DIMS = 1 << 20, 1 << 20, 4
 _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _TURNED = ("llama",)  # whose rows of queries and keys are not in the order of Hugging Face
@@ -92,6 +93,8 @@ class GgufFile(Tensors):
                 f"'{path}': given a model of the family '{self.family}', expected {_either(_FAMILIES)}"
             )
         self._entries = {_renamed(entry.name): entry for entry in entries}
+        if len(self._entries) != len(entries):
+            raise self._damaged("two tensors have one name")
 
     def _damaged(self, what: str) -> ExtractionError:
         return ExtractionError(f"'{self._path}' is no whole GGUF file: {what}; download it again")
@@ -121,7 +124,7 @@ class GgufFile(Tensors):
         return name, self._value(file, kind)
 
     def _value(self, file: BufferedReader, kind: int) -> Any:
-        """A value; of a list its length."""
+        """A value; of a list a word on it."""
         if kind in _SCALARS:
             form = "<" + _SCALARS[kind]
             return struct.unpack(form, file.read(struct.calcsize(form)))[0]
@@ -134,14 +137,16 @@ class GgufFile(Tensors):
             raise self._damaged(f"a list of {count} values of type {kind}")
         for _ in range(count):
             self._value(file, kind)
-        return count
+        return f"a list of {count}"
 
     def _read_entry(self, file: BufferedReader) -> _Entry:
         name = self._text(file)
         (rank,) = struct.unpack("<I", file.read(4))
-        if rank > _MOST_DIMS:
+        if not 1 <= rank <= _MOST_DIMS:
             raise self._damaged(f"'{name}' has {rank} dimensions")
         sizes = struct.unpack(f"<{rank}Q", file.read(8 * rank))
+        if prod(n or 1 for n in sizes) > _MOST_ELEMENTS:
+            raise self._damaged(f"'{name}' has the sizes {list(sizes)}")
         kind, start = struct.unpack("<IQ", file.read(12))
         return _Entry(name, tuple(reversed(sizes)), kind, start)
 
@@ -183,7 +188,10 @@ class GgufFile(Tensors):
     def _bytes(self, entry: _Entry, count: int) -> Array:
         if entry.start + count > self._size:
             raise self._damaged(f"'{entry.name}' ends at byte {entry.start + count} of {self._size}")
-        return np.fromfile(self._path, np.uint8, count, offset=entry.start)
+        found = np.fromfile(self._path, np.uint8, count, offset=entry.start)
+        if found.size != count:
+            raise self._damaged(f"'{entry.name}' ends early, as it was changed while it was read")
+        return found
 
     def _row_order(self, name: str, rows: int) -> Array | None:
         """Where each row of the model's lies in the file; None where they lie as they are."""
@@ -193,6 +201,13 @@ class GgufFile(Tensors):
         if heads < 1 or rows % (2 * heads):
             raise ExtractionError(f"'{self.own_name(name)}': given {rows} rows, expected two of each of {heads} heads")
         return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+
+    def _count(self, key: str, default: int | None = None, most: int = _MOST_SIZE) -> int:
+        """A whole number that the file says of its family. Raises as `value` does."""
+        found = self.value(key, default)
+        if type(found) is not int or not 0 <= found <= most:
+            raise ExtractionError(f"'{self._path}': given {found!r} as '{self.family}.{key}', expected 0 to {most}")
+        return found
 
     def value(self, key: str, default: int | float | None = None) -> Any:
         """A number that the file says of its family.
@@ -206,13 +221,18 @@ class GgufFile(Tensors):
             raise ExtractionError(f"'{self._path}': given {found!r} as '{name}', expected a number")
         return found
 
+    def _token(self, kind: str) -> int | None:
+        """The token that begins or ends a text, if the file names one."""
+        found = self.values.get(f"tokenizer.ggml.{kind}_token_id")
+        return found if type(found) is int else None
+
     @property
     def _heads(self) -> int:
-        return int(self.value("attention.head_count"))
+        return self._count("attention.head_count")
 
     @property
     def _key_heads(self) -> int:
-        return int(self.value("attention.head_count_kv", self._heads))
+        return self._count("attention.head_count_kv", self._heads)
 
     def configuration(self) -> dict[str, Any]:
         """The model's configuration, as transformers names its entries.
@@ -226,23 +246,25 @@ class GgufFile(Tensors):
         embedding = "model.embed_tokens.weight"
         if embedding not in self:
             raise ExtractionError(f"'token_embd.weight' is missing from '{self._path}'; download it again")
+        if len(self.shape(embedding)) != 2:
+            raise self._damaged(f"'token_embd.weight' has the shape {list(self.shape(embedding))}")
         vocabulary, hidden = self.shape(embedding)
         config = {
             "model_type": self.family,
             "architectures": [f"{_FAMILIES[self.family]}ForCausalLM"],
             "vocab_size": vocabulary,
             "hidden_size": hidden,
-            "intermediate_size": int(self.value("feed_forward_length")),
-            "num_hidden_layers": int(self.value("block_count")),
+            "intermediate_size": self._count("feed_forward_length"),
+            "num_hidden_layers": self._count("block_count", most=MOST_LAYERS),
             "num_attention_heads": self._heads,
             "num_key_value_heads": self._key_heads,
-            "head_dim": int(self.value("attention.key_length", hidden // max(1, self._heads))),
-            "max_position_embeddings": int(self.value("context_length")),
+            "head_dim": self._count("attention.key_length", hidden // max(1, self._heads)),
+            "max_position_embeddings": self._count("context_length"),
             "rms_norm_eps": float(self.value("attention.layer_norm_rms_epsilon")),
             "rope_theta": float(self.value("rope.freq_base", 10000.0)),
             "tie_word_embeddings": "lm_head.weight" not in self,
-            "bos_token_id": self.values.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self.values.get("tokenizer.ggml.eos_token_id"),
+            "bos_token_id": self._token("bos"),
+            "eos_token_id": self._token("eos"),
         }
         if any(name.endswith("self_attn.q_proj.bias") for name in self.names()) and self.family == "llama":
             config["attention_bias"] = True

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from npu_compiler.errors import ExtractionError
+from npu_compiler.errors import ExtractionError, NPUError
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 
-__all__ = ["Config", "Importer", "group_size", "number", "option", "skips"]
+__all__ = ["MOST_LAYERS", "Config", "Importer", "describing", "group_size", "number", "option", "skips"]
 
 Config = Mapping[str, Any]
+MOST_LAYERS = 1 << 12
+"""Of a model: transformers makes lists of as many as a configuration says."""
 
 
 class Importer(ABC):
@@ -65,6 +68,27 @@ class Importer(ABC):
     def activations(self, module: str) -> str | None:
         """What the input of a linear is rounded to while the model runs: ``fp8`` or ``int8``; None for nothing."""
         return None
+
+
+@contextmanager
+def describing(what: str) -> Iterator[None]:
+    """Reads what a file says of itself: types and values that nothing was prepared for are the file's fault.
+
+    Args:
+        what: It is about, for messages.
+
+    Raises:
+        ExtractionError: In the place of what Python, numpy or another library raises for them.
+    """
+    try:
+        yield
+    except NPUError:
+        raise
+    except Exception as error:  # transformers raises what its own dependencies do
+        raise ExtractionError(
+            f"{what}: the checkpoint describes it by unexpected types or values ({type(error).__name__}: {error}); "
+            "download it again"
+        ) from error
 
 
 def option(config: Config, key: str, allowed: Iterable[Any], default: Any = None) -> Any:
