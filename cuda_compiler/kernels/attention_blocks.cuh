@@ -2,6 +2,9 @@
 // rows.
 constexpr float CLOSED = -1e30f; // below every score
 
+// An exponent of e as one of two: weights are powers of two.
+__device__ __forceinline__ constexpr float binary_exponent(float exponent) { return exponent * 1.44269504088896341f; }
+
 // SINK_STEP: each head has a sink, a score that takes its share of the weights and brings no value.
 #ifdef SINK_STEP
 #define SINK_PARAMETER const sink_t* sinks,
@@ -16,7 +19,7 @@ constexpr float CLOSED = -1e30f; // below every score
 __device__ __forceinline__ float whole_sum(float sum, float top, int head, SINK_PARAMETER const Params& p)
 {
 #ifdef SINK_STEP
-    return sum + exp2f(float(sinks[head * SINK_STEP]) * 1.44269504088896341f - top);
+    return sum + exp2f(binary_exponent(float(sinks[head * SINK_STEP])) - top);
 #else
     return sum;
 #endif
@@ -64,6 +67,19 @@ __device__ __forceinline__ int list_open_blocks(unsigned short* list, const T* k
     }
     __syncthreads();
     return *total;
+}
+
+// Two neighbours as numbers of 16 bits in a word.
+__device__ __forceinline__ uint pack_pair(float low, float high)
+{
+    return uint(tile_t(low).bits) | uint(tile_t(high).bits) << 16;
+}
+
+// The largest value of the four threads that share a row.
+__device__ __forceinline__ float quad_max(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
 // Adds up what the four threads that share a row have of its sum, for two rows.

@@ -1,28 +1,10 @@
 // What a warpgroup does with 64 rows of queries: scores, weights and results stay in registers. Lane l of a warp has
 // rows l / 4 and l / 4 + 8 of its warp's 16, and of eight columns 2 * (l % 4) and the next.
-constexpr float FACTOR = SCALE * 1.44269504088896341f; // weights are powers of two
+constexpr float FACTOR = binary_exponent(SCALE);
 
 struct Rows {
     float result[VALUE_SIZE / 8][4] = {}, top[2] = {CLOSED, CLOSED}, sum[2] = {0.0f, 0.0f};
 };
-
-__device__ __forceinline__ float power_of_two(float value)
-{
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
-}
-
-__device__ __forceinline__ uint pack_weights(float low, float high)
-{
-    return uint(tile_t(low).bits) | uint(tile_t(high).bits) << 16;
-}
-
-__device__ __forceinline__ float quad_max(float value)
-{
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
-}
 
 // Starts score = query * keys.
 __device__ __forceinline__ void start_scores(float (&score)[BLOCK / 8][4], uint64 query, uint64 keys)
@@ -147,7 +129,7 @@ __device__ __forceinline__ void pack_scores(uint (&weight)[BLOCK / 16][4], const
     for (int n = 0; n < BLOCK / 16; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            weight[n][i] = pack_weights(score[2 * n + i / 2][i % 2 * 2], score[2 * n + i / 2][i % 2 * 2 + 1]);
+            weight[n][i] = pack_pair(score[2 * n + i / 2][i % 2 * 2], score[2 * n + i / 2][i % 2 * 2 + 1]);
         }
     }
 }

@@ -113,12 +113,6 @@ __device__ __forceinline__ void multiply_values(
     }
 }
 
-__device__ __forceinline__ float quad_max(float value)
-{
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
-}
-
 // Scores become weights, in powers of two, beside the largest score so far.
 __device__ __forceinline__ void soften(Rows& rows, float (&score)[STEP / 8][4])
 {
@@ -155,7 +149,6 @@ __device__ __forceinline__ void soften(Rows& rows, float (&score)[STEP / 8][4])
 __device__ __forceinline__ void mask_scores(
     float (&score)[STEP / 8][4], const mask_t* mask, int row, int position, bool is_open, const Params& p)
 {
-    constexpr float LOG2_E = 1.44269504088896341f;
     uint lane = threadIdx.x % 32;
     #pragma unroll
     for (int n = 0; n < STEP / 8; ++n) {
@@ -187,7 +180,7 @@ __device__ __forceinline__ void mask_scores(
         for (int n = 0; n < STEP / 8; ++n) {
             int j = position + n * 8 + int(lane % 4) * 2 + u % 2;
             bool closed = j >= LENGTH || (CAUSAL && j > own) || added[n][u] <= MASK_CLOSED;
-            score[n][u] = closed ? CLOSED : score[n][u] + added[n][u] * LOG2_E;
+            score[n][u] = closed ? CLOSED : score[n][u] + binary_exponent(added[n][u]);
         }
     }
 }

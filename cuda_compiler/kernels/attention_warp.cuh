@@ -173,13 +173,12 @@ __device__ __forceinline__ float place_max(float value)
 // Scores become weights, in powers of two, beside the largest score so far.
 __device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& added, int position)
 {
-    constexpr float LOG2_E = 1.44269504088896341f;
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
         for (int u = 0; u < 4; ++u) {
             bool closed = position + lane_place(u) >= LENGTH || added[set][u] <= MASK_CLOSED;
-            score[set][u] = closed ? CLOSED : scaled_score(score[set][u]) + added[set][u] * LOG2_E;
+            score[set][u] = closed ? CLOSED : scaled_score(score[set][u]) + binary_exponent(added[set][u]);
         }
         #pragma unroll
         for (int u = 0; u < 2; ++u) {

@@ -6,7 +6,6 @@ typedef short int16;
 typedef long long int64;
 typedef unsigned long long uint64;
 typedef unsigned int uint;
-typedef unsigned long long uint64;
 
 // float16 and bfloat16 are storage only: arithmetic happens in float.
 struct half {
@@ -119,6 +118,14 @@ __device__ __forceinline__ float quotient(float dividend, float divisor)
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
     return dividend * reciprocal;
+}
+
+// 2 to the power of a number, to about 22 bits.
+__device__ __forceinline__ float power_of_two(float exponent)
+{
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+    return power;
 }
 
 // The greater and the lesser of two; NaN stays.

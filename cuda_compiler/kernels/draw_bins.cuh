@@ -82,9 +82,7 @@ __device__ __forceinline__ float distance_of(float value, const Row& row) { retu
 // The weight at a distance, not rounded down yet.
 __device__ __forceinline__ float scaled_weight(float distance)
 {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(distance * PER_BIN));
-    return result * ONE;
+    return power_of_two(distance * PER_BIN) * ONE;
 }
 
 __device__ __forceinline__ uint64 weight_of(float distance) { return uint64(scaled_weight(distance)); }
