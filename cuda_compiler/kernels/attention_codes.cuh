@@ -91,21 +91,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
-    if (EARLY) {
-        hurry_next_grid();
-    }
-    if (CLUSTER > 1) {
-        announce_to_cluster();
-    }
-    if (!EARLY) {
-        wait_for_previous_grid();
-    }
-    clear_queries(queries);
+    begin_block(queries);
     Share share(list_open(states, batch, group, p));
     if (share.is_nobodys()) {
-        if (CLUSTER > 1) {
-            wait_for_cluster();
-        }
+        leave_to_others();
         return;
     }
     enter_group(k, v, mask, batch, group, p);

@@ -1,5 +1,29 @@
-// Which blocks of positions are open, and how the parts that blocks of threads have of a result are put together.
+// How blocks of threads begin, which blocks of positions are open, and how the parts of a result are put together.
 constexpr int TILE_PIECES = BLOCK / PIECE;
+
+// What a block of threads does before it looks at the mask. Where it is EARLY, it waits for the grid ahead only when it
+// needs what that computes.
+__device__ __forceinline__ void begin_block(tile_t* queries)
+{
+    if (EARLY) {
+        hurry_next_grid();
+    }
+    if (CLUSTER > 1) {
+        announce_to_cluster();
+    }
+    if (!EARLY) {
+        wait_for_previous_grid();
+    }
+    clear_queries(queries);
+}
+
+// What one without positions does before it ends: none of a cluster may end before all have begun.
+__device__ __forceinline__ void leave_to_others()
+{
+    if (CLUSTER > 1) {
+        wait_for_cluster();
+    }
+}
 
 // The blocks of positions that are open, each times two, plus one where the mask changes nothing.
 __device__ __forceinline__ unsigned short* open_blocks()

@@ -124,22 +124,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     }
 #endif
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS, warp = int(threadIdx.x) / 32;
-    if (EARLY) {
-        hurry_next_grid();
-    }
-    if (CLUSTER > 1) {
-        announce_to_cluster();
-    }
-    if (!EARLY) {
-        wait_for_previous_grid();
-    }
-    clear_queries(queries);
+    begin_block(queries);
     auto page_of_tile = [&](int tile) { return int(page_of(0, 0, batch, tile * BLOCK / PAGE, PAGE_ARGUMENTS p)); };
     Share share(list_open(states, batch, group, p, Pages<decltype(page_of_tile)>{page_of_tile}));
     if (share.nobodys) {
-        if (CLUSTER > 1) {
-            wait_for_cluster();
-        }
+        leave_to_others();
         return;
     }
     if (EARLY && !FRESH) { // else nobody has written to the pages but this kernel
