@@ -143,6 +143,13 @@ struct Operands {
 #else
 #define KERNEL_ATTRIBUTES __cluster_dims__(1, SPLITS, 1)
 
+__device__ __forceinline__ void store_shared(uint address, const float (&value)[4])
+{
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]), "f"(value[1]), "f"(value[2]),
+                 "f"(value[3])
+                 : "memory");
+}
+
 // Adds the parts that the blocks of a cluster have, always in the same order: each adds and stores some of the groups,
 // of all warps. All threads of the cluster come to two barriers here.
 __device__ __forceinline__ void finish(
@@ -157,7 +164,7 @@ __device__ __forceinline__ void finish(
         const float (&own)[4] = sums.at[i / 4 / GROUPS][i / 4 % GROUPS * 4 + i % 4];
         store_shared(ring.base + ((warp * OWN * 4 + i) * 32 + lane) * 16, own);
     }
-    wait_for_cluster();
+    synchronize_cluster();
     #pragma unroll TOGETHER
     for (int group = split + SPLITS * warp; group < ALL; group += SPLITS * 8) {
         int owner = group / OWN, inside = group % OWN;
@@ -176,7 +183,7 @@ __device__ __forceinline__ void finish(
         for (int block = 0; block < SPLITS; ++block) {
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float4 part = load_from_block(ring.base + ((group * 4 + i) * 32 + lane) * 16, block);
+                float4 part = load_from_cluster(ring.base + ((group * 4 + i) * 32 + lane) * 16, block);
                 sum[i][0] += part.x, sum[i][1] += part.y, sum[i][2] += part.z, sum[i][3] += part.w;
             }
         }

@@ -28,3 +28,11 @@ __device__ __forceinline__ void copy_lines(uint target, const TensorMap& map, ui
                  ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(line)
                  : "memory");
 }
+
+// Starts copying groups of 32 lines, which the map brings into another order.
+__device__ __forceinline__ void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %5, %5, %5, %4}], [%2];" ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(group), "r"(0)
+                 : "memory");
+}

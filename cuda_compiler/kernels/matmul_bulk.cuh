@@ -58,7 +58,7 @@ extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, 1) 
             copy_operands(ring, a, b, p);
         }
         if (SPLITS > 1) {
-            wait_for_cluster();
+            synchronize_cluster();
             leave_cluster();
         }
     } else {

@@ -15,37 +15,33 @@ constexpr int PAIRS_OWNED = OWN / 2 * BATCH;           // pairs of neighbouring 
 constexpr int ITEMS = (PAIRS_OWNED + THREADS - 1) / THREADS;
 static_assert(SLOTS * THREADS * 16 + 2 * HIDDEN_BYTES + SPLITS * LINES * BATCH * 4 <= SHARED_BYTES, "as Python counts it");
 
-__device__ __forceinline__ void arrive_at_cluster()
+// One block is no cluster: its threads wait for each other.
+constexpr bool IS_CLUSTER = CLUSTER > 1 && __CUDA_ARCH__ >= 900;
+__device__ __forceinline__ void arrive()
 {
-#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
+    if (IS_CLUSTER) {
+        arrive_at_cluster();
+    }
 }
-__device__ __forceinline__ void wait_for_cluster()
+__device__ __forceinline__ void wait_for_all()
 {
-#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    __syncthreads();
-#endif
+    if (IS_CLUSTER) {
+        wait_for_cluster();
+    } else {
+        __syncthreads();
+    }
 }
-
-// The address of a place in the shared memory of another block of the cluster.
-__device__ __forceinline__ uint address_in_cluster(uint address, int rank)
+__device__ __forceinline__ uint address_in_block(const void* target, int rank)
 {
-    uint remote = address;
-#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-#endif
-    return remote;
+    return IS_CLUSTER ? address_in_cluster(target, rank) : shared_address(target);
 }
-__device__ __forceinline__ void store_in_cluster(uint address, uint value)
+__device__ __forceinline__ void store_states(uint address, uint pair)
 {
-#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-#else
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-#endif
+    if (IS_CLUSTER) {
+        store_at(address, pair);
+    } else {
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(pair) : "memory");
+    }
 }
 
 // Where the elements of a direction lie.
@@ -214,10 +210,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
     uint remote[CLUSTER];
     #pragma unroll
     for (int other = 0; other < CLUSTER; ++other) {
-        remote[other] = address_in_cluster(shared_address(buffers), other);
+        remote[other] = address_in_block(buffers, other);
     }
     __syncthreads();
-    arrive_at_cluster(); // no block is written to before it has begun
+    arrive(); // no block is written to before it has begun
 
     for (int step = 0; step < p.steps; ++step) {
         int time = forward ? step : p.steps - 1 - step;
@@ -232,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
                 given[number][gate] = own.first ? read_pair(place, d.gates_unit, own.second) : 0;
             }
         }
-        wait_for_cluster(); // h of the step before is whole, and nobody reads the one before that
+        wait_for_all(); // h of the step before is whole, and nobody reads the one before that
         multiply(kept, slots, buffers + step % 2 * (BATCH * PITCH), sums, group, split);
         __syncthreads();
         bool ends = step == p.steps - 1;
@@ -266,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
                     uint offset = uint((((step + 1) % 2 * BATCH + own.row) * PITCH + own.unit) * 2);
                     #pragma unroll
                     for (int other = 0; other < CLUSTER; ++other) {
-                        store_in_cluster(remote[other] + offset, pair);
+                        store_states(remote[other] + offset, pair);
                     }
                 }
                 long long row = ((long long)time * p.batch + own.item) * DIRECTIONS + direction;
@@ -279,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
             }
         }
         if (!ends) {
-            arrive_at_cluster();
+            arrive();
         }
     }
 }

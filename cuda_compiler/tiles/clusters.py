@@ -23,7 +23,7 @@ class ClusterTiling(Tiling):
 
     requires = WARPGROUPS
     files = (
-        *("tensor_cores.cuh", "warpgroups.cuh", "tile.cuh"),
+        *("tensor_cores.cuh", "warpgroups.cuh", "clusters.cuh", "tile.cuh"),
         *("tile_warpgroups.cuh", "tile_cluster.cuh", "tile_once.cuh"),
     )
 
