@@ -51,7 +51,7 @@ CONV2D_BACK_TO_BACK = KernelTemplate(
     ),
     inputs="image weight added_image? added_weight? next_weight made operands",
     computed="operands",
-    files="tensor_cores.cuh warpgroups.cuh tile.cuh tile_results.cuh",
+    files="tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh tile.cuh tile_results.cuh",
 )
 
 

@@ -182,7 +182,7 @@ struct Multiplier {
 
     __device__ void multiply_by_keys()
     {
-        wait_for_phase(ring.keys_there(turn.stage), turn.parity);
+        wait_for_phase(ring.keys_full(turn.stage), turn.parity);
         publish_to_products();
         begin_products();
         start_scores(score, query, keys + turn.stage * (K_BYTES >> 4));
@@ -192,7 +192,7 @@ struct Multiplier {
 
     __device__ void multiply_by_values(Rows& rows, const Turn& of)
     {
-        wait_for_phase(ring.values_there(of.stage), of.parity);
+        wait_for_phase(ring.values_full(of.stage), of.parity);
         publish_to_products();
         begin_products();
         start_results(rows, weight, values + of.stage * (V_BYTES >> 4));
@@ -208,7 +208,7 @@ struct Multiplier {
             find_closed(found, mask, row, (listed >> 1) * BLOCK, p);
         }
         wait_for_products<PENDING>();
-        arrive_by_warp(ring.keys_free(turn.stage));
+        arrive_by_warp(ring.keys_empty(turn.stage));
         if (!is_open) {
             mask_scores(score, found);
         }
@@ -243,7 +243,7 @@ __device__ __forceinline__ void multiply_tiles(
     const Params& p)
 {
     Multiplier work(ring, tile, list, warpgroup, mask, p);
-    wait_for_phase(ring.queries_there(), 0);
+    wait_for_phase(ring.queries_full(), 0);
     if (!work.has_turn()) {
         return;
     }
@@ -259,7 +259,7 @@ __device__ __forceinline__ void multiply_tiles(
         work.let_other_go();
         work.weigh<1>(rows);
         wait_for_products<0>();
-        arrive_by_warp(ring.values_free(before.stage));
+        arrive_by_warp(ring.values_empty(before.stage));
         if (__any_sync(0xffffffffu, work.shrink[0] != 1.0f || work.shrink[1] != 1.0f)) {
             scale_results(rows, work.shrink);
         }

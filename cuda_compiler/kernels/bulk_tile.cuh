@@ -20,38 +20,10 @@ static_assert(RESIDENT == 1 || STEPS_M * GROUP_COLUMNS <= 96, "what half of the 
 __device__ __forceinline__ int group_row(int group) { return TURNS || SHARED_COLUMNS ? 0 : group * GROUP_ROWS; }
 __device__ __forceinline__ int group_col(int group) { return SHARED_COLUMNS ? group * GROUP_COLUMNS : 0; }
 
-// Barriers of the operands in shared memory: when they are there, and when they are no longer needed.
-struct Ring {
-    uint base;
+// The operands in shared memory.
+struct Ring : StageBarriers<STAGES * STAGE_BYTES> {
     __device__ __forceinline__ uint a(int stage) const { return base + stage * STAGE_BYTES; }
     __device__ __forceinline__ uint b(int stage) const { return a(stage) + A_BYTES; }
-    __device__ __forceinline__ uint full(int stage) const { return base + STAGES * STAGE_BYTES + stage * 16; }
-    __device__ __forceinline__ uint empty(int stage) const { return full(stage) + 8; }
-    __device__ void make() const
-    {
-        for (int stage = 0; stage < STAGES; ++stage) {
-            make_barrier(full(stage), 1);
-            make_barrier(empty(stage), TURNS ? 4 : 8); // warps
-        }
-    }
-};
-
-// A stage of the ring, and the parity of its barriers' phase.
-struct Turn {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void next()
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-    __device__ __forceinline__ void skip(int count)
-    {
-        int turns = stage + count;
-        stage = turns % STAGES;
-        parity ^= turns / STAGES & 1;
-    }
 };
 
 // A block's share of the work: a tile, and the steps along k. Tiles are in panels of PANEL rows of them, inside of

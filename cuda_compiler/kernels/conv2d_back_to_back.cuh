@@ -16,29 +16,11 @@ constexpr int BARRIERS_AT = STAGING_AT + (MADE_STORED && !STAGED ? TEAMS * A_BYT
 static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES, "layout of shared memory");
 static_assert(2 * SLOTS <= STAGES, "who waits tells phases from those beside them");
 
-// Barriers of the slots: when pixels are there, and when they are no longer needed.
-struct Ring {
-    uint base;
-    int stage = 0, parity = 0;
-
-    __device__ explicit Ring(unsigned char* shared) : base(shared_address(shared)) {}
-    __device__ uint there(int of) const { return base + BARRIERS_AT + of * 16; }
-    __device__ uint free(int of) const { return there(of) + 8; }
-    __device__ void make() const
-    {
-        for (int i = 0; i < STAGES; ++i) {
-            make_barrier(there(i), COPY_THREADS);
-            make_barrier(free(i), WARPS);
-        }
-    }
-    __device__ void skip(int slots)
-    {
-        stage += slots;
-        parity ^= stage / STAGES & 1;
-        stage %= STAGES;
-    }
-    __device__ void wait() const { wait_for_phase(there(stage), parity); }
-    __device__ void leave() const { arrive_by_warp(free(stage)); }
+// Pixels in shared memory, and where a thread is among them.
+struct Ring : StageBarriers<BARRIERS_AT>, Turn {
+    __device__ explicit Ring(unsigned char* shared) : StageBarriers<BARRIERS_AT>{shared_address(shared)} {}
+    __device__ void wait() const { wait_for_phase(full(stage), parity); }
+    __device__ void leave() const { arrive_by_warp(empty(stage)); }
 };
 
 __device__ Part part_of(int place_in_order, const Params& p)
@@ -111,14 +93,14 @@ __device__ __forceinline__ void copy_slot(
     Ring& ring, unsigned char* slots, int row, int col, int rows, Source&& source, Place&& place)
 {
     uint line = copy_thread() / 8, chunk = copy_thread() % 8;
-    wait_for_phase(ring.free(ring.stage), ring.parity ^ 1); // the first time around, everything is free
+    wait_for_phase(ring.empty(ring.stage), ring.parity ^ 1); // the first time around, everything is free
     #pragma unroll
     for (int round = 0; round < 4; ++round, line += 16) {
         int at = row + int(line);
         unsigned char* target = slots + ring.stage * A_BYTES + place(line, chunk);
         copy_chunk(target, source(at, col + int(chunk) * 8), at < rows);
     }
-    arrive_with_copies(ring.there(ring.stage));
+    arrive_with_copies(ring.full(ring.stage));
     ring.skip(1);
 }
 
@@ -326,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_back_to_bac
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     if (threadIdx.x == 0) {
-        Ring(shared).make();
+        Ring(shared).make(COPY_THREADS, WARPS);
     }
     __syncthreads();
     int role = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);

@@ -77,7 +77,7 @@ __device__ __forceinline__ void wait_for_team(int team)
     if (WARPS_K == 1) {
         __syncwarp();
     } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM) : "memory");
+        synchronize(team + 1, TEAM);
     }
 }
 

@@ -46,7 +46,7 @@ extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, 1) 
     Ring ring{shared_address(shared)};
     int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        ring.make();
+        ring.make(1, TURNS ? 4 : 8); // the copying thread; warps
         publish_barriers();
         prefetch_map(a);
         prefetch_map(b);

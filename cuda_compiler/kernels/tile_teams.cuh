@@ -1,40 +1,18 @@
 // Tiles multiplied by warpgroups, with `wgmma` of compute capability 9.0, while a warpgroup of their own copies: it
-// runs ahead through a ring of STAGES slots, into the next tile of results while this one is stored. Blocks stay; their
+// runs ahead through a ring of STAGES stages, into the next tile of results while this one is stored. Blocks stay; their
 // TEAMS of WARPS_M / 4 warpgroups take tiles of results in turns, so that one stores while another multiplies.
 static_assert(TILE_K == 64 && A_ALONG_K && B_ALONG_K, "lines of 128 bytes, swizzled as the tensor cores expect");
 static_assert(A_BYTES % 1024 == 0 && B_BYTES % 1024 == 0, "the pattern repeats every eight lines");
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES;
 #define KERNEL_ATTRIBUTES
 
-// Barriers of the slots: when a tile of both operands is there, and when it is no longer needed.
-struct Ring {
-    unsigned char* base;
-    int stage = 0, parity = 0;
+// The operands in shared memory, and where a thread is among them.
+struct Ring : Turn {
+    unsigned char* stages;
 
-    __device__ explicit Ring(unsigned char* shared) : base(shared) {}
-    __device__ unsigned char* slot() const { return base + stage * STAGE_BYTES; }
-    __device__ uint there(int of) const { return shared_address(base) + BARRIERS_AT + of * 16; }
-    __device__ uint free(int of) const { return there(of) + 8; }
-    __device__ void make() const
-    {
-        for (int i = 0; i < STAGES; ++i) {
-            make_barrier(there(i), COPY_THREADS);
-            make_barrier(free(i), WARPS);
-        }
-    }
-    __device__ void advance()
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-    __device__ void skip(int steps)
-    {
-        stage += steps;
-        parity ^= stage / STAGES & 1;
-        stage %= STAGES;
-    }
+    __device__ explicit Ring(unsigned char* shared) : stages(shared) {}
+    __device__ StageBarriers<BARRIERS_AT> barriers() const { return {shared_address(stages)}; }
+    __device__ unsigned char* operands() const { return stages + stage * STAGE_BYTES; }
 };
 
 // What the copying warpgroup does. `copier.begin(tile)` goes to a tile of results, `copier.copy_a(slot)` and
@@ -49,22 +27,22 @@ __device__ __forceinline__ void copy_tiles(Copier& copier, Ring ring, int steps)
         wait_for_previous_grid();
     }
     for (int stage = 0; stage < early; ++stage) {
-        copier.copy_b(ring.base + stage * STAGE_BYTES + A_BYTES);
+        copier.copy_b(ring.stages + stage * STAGE_BYTES + A_BYTES);
     }
     if (B_CONSTANT) {
         wait_for_previous_grid();
     }
     while (true) {
         for (int step = 0; step < steps; ++step) {
-            wait_for_phase(ring.free(ring.stage), ring.parity ^ 1); // the first time around, everything is free
-            copier.copy_a(ring.slot());
+            wait_for_phase(ring.barriers().empty(ring.stage), ring.parity ^ 1); // the first time around, everything is free
+            copier.copy_a(ring.operands());
             if (early > 0) {
                 --early;
             } else {
-                copier.copy_b(ring.slot() + A_BYTES);
+                copier.copy_b(ring.operands() + A_BYTES);
             }
-            arrive_with_copies(ring.there(ring.stage));
-            ring.advance();
+            arrive_with_copies(ring.barriers().full(ring.stage));
+            ring.next();
         }
         tile += int(gridDim.x);
         if (tile >= RESULT_TILES) {
@@ -75,32 +53,32 @@ __device__ __forceinline__ void copy_tiles(Copier& copier, Ring ring, int steps)
     wait_for_copies<0>();
 }
 
-// Starts all products of a tile of results and waits for all but the last ones, whose slot it gives.
+// Starts all products of a tile of results and waits for all but the last ones, whose stage it gives.
 __device__ __forceinline__ int start_products(Accumulator& sum, Ring& ring, int group, int steps)
 {
-    uint64 a = matrix_descriptor(shared_address(ring.base) + group * GROUP_ROWS * 128);
-    uint64 b = matrix_descriptor(shared_address(ring.base) + A_BYTES);
+    uint64 a = matrix_descriptor(shared_address(ring.stages) + group * GROUP_ROWS * 128);
+    uint64 b = matrix_descriptor(shared_address(ring.stages) + A_BYTES);
     int last = 0;
     for (int step = 0; step < steps; ++step) {
-        wait_for_phase(ring.there(ring.stage), ring.parity);
+        wait_for_phase(ring.barriers().full(ring.stage), ring.parity);
         publish_to_products();
         begin_products();
-        uint64 slot = ring.stage * (STAGE_BYTES >> 4);
+        uint64 stage = ring.stage * (STAGE_BYTES >> 4);
         #pragma unroll
         for (int k = 0; k < TILE_K / 16; ++k) {
             #pragma unroll
             for (int m = 0; m < STEPS_M; ++m) {
                 multiply_64_rows(
-                    sum.at[m], a + slot + m * (64 * 128 >> 4) + k * 2, b + slot + k * 2, k > 0 || step > 0);
+                    sum.at[m], a + stage + m * (64 * 128 >> 4) + k * 2, b + stage + k * 2, k > 0 || step > 0);
             }
         }
         commit_products();
         wait_for_products<1>();
         if (step > 0) {
-            arrive_by_warp(ring.free(last));
+            arrive_by_warp(ring.barriers().empty(last));
         }
         last = ring.stage;
-        ring.advance();
+        ring.next();
     }
     return last;
 }
@@ -165,7 +143,7 @@ __device__ __forceinline__ void multiply_tiles(
             arrive_at(1 + (team + 1) % TEAMS, 2 * TEAM_THREADS);
         }
         wait_for_products<0>();
-        arrive_by_warp(ring.free(last));
+        arrive_by_warp(ring.barriers().empty(last));
         ring.skip((TEAMS - 1) * steps);
         make_numbers(sum);
         results.store_all(sum.at, out, EPILOGUE_ARGUMENTS p);
@@ -179,7 +157,7 @@ __device__ __forceinline__ void compute_tiles(
 {
     Ring ring(shared);
     if (threadIdx.x == 0) {
-        ring.make();
+        ring.barriers().make(COPY_THREADS, WARPS);
     }
     __syncthreads();
     int role = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);

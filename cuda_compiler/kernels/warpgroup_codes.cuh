@@ -25,32 +25,10 @@ constexpr bool WIDE = COLUMNS > 64;
 constexpr int BRING_REGISTERS = 88, PRODUCT_REGISTERS = 200;
 static_assert(!WIDE || TILE_N <= 128, "registers of two warpgroups");
 
-// Barriers of the stages: when codes, vectors and belongings are there, and when they are no longer needed.
-struct Ring {
-    uint base;
+// Codes and vectors in shared memory.
+struct Ring : StageBarriers<BARRIERS_AT> {
     __device__ __forceinline__ uint vectors(int stage) const { return base + stage * SPAN_BYTES; }
     __device__ __forceinline__ uint codes(int stage) const { return vectors(stage) + VECTOR_BYTES; }
-    __device__ __forceinline__ uint full(int stage) const { return base + BARRIERS_AT + stage * 16; }
-    __device__ __forceinline__ uint empty(int stage) const { return full(stage) + 8; }
-    __device__ void make() const
-    {
-        for (int stage = 0; stage < STAGES; ++stage) {
-            make_barrier(full(stage), 1 + (BELONGINGS ? BRINGERS / 32 : 0));
-            make_barrier(empty(stage), MULTIPLIERS / 32);
-        }
-    }
-};
-
-// A stage of the ring, and the parity of its barriers' phase.
-struct Turn {
-    int stage, parity;
-    __device__ __forceinline__ void next()
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
 };
 
 // A span of one of a block's tiles; tiles of the same rows of the matrix follow each other.
@@ -402,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
         announce_to_cluster();
     }
     if (threadIdx.x == 0) {
-        ring.make();
+        ring.make(1 + (BELONGINGS ? BRINGERS / 32 : 0), MULTIPLIERS / 32);
         publish_barriers();
         prefetch_map(matrix);
         prefetch_map(vector);

@@ -29,7 +29,10 @@ class TeamTiling(Tiling):
 
     teams: int = 1
     requires = WARPGROUPS
-    files = ("tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_results.cuh", "tile_teams.cuh")
+    files = (
+        *("tensor_cores.cuh", "warpgroups.cuh", "barriers.cuh", "ring.cuh"),
+        *("tile.cuh", "tile_results.cuh", "tile_teams.cuh"),
+    )
 
     @property
     def threads(self) -> int:

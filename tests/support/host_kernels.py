@@ -112,10 +112,6 @@ _FUNCTIONS = {
     "synchronize": (
         "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
     ),
-    "wait_for_team": (
-        "inline void wait_for_team(int team)\n{\n"
-        "    WARPS_K == 1 ? __syncwarp() : meet(current->own->named[team], TEAM);\n}\n"
-    ),
     "store_matrices": (
         "inline void store_matrices(uint address, const uint (&word)[4])\n"
         "{\n    host_store_matrices(address, word);\n}\n"
