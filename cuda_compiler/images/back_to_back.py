@@ -15,7 +15,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
 from cuda_compiler.images.image_packing import CHUNK_BYTES, is_packed_image, is_packed_weight
 from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size, packs_by_element
-from cuda_compiler.tiles.teams import TeamTiling
+from cuda_compiler.tiles.teams import TeamTiling, as_type
 from cuda_compiler.tiles.tiling import TILING_MACROS
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
@@ -32,7 +32,6 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
-from npu_compiler.records import changed
 
 __all__ = ["CONV2D_BACK_TO_BACK", "back_to_back_microseconds", "loads_results", "lower_back_to_back"]
 __all__ += ["memory_microseconds"]
@@ -215,7 +214,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         shared_bytes=shared_bytes,
     )
     fused = work.epilogue(PACK_SIZES[0])
-    return directed_launch(launch, changed(fused, text=_struct("LastEpilogue", fused.text)), lowering)
+    return directed_launch(launch, tiling.epilogue(fused), lowering)
 
 
 def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -> TeamTiling:
@@ -234,17 +233,11 @@ def _is_staged(load: PackedLoad, made: Group) -> bool:
     return is_plain(load) and load.leaf.dtype == made.output.dtype
 
 
-def _struct(name: str, functions: str) -> str:
-    """Functions as those of a type."""
-    return f"struct {name} {{\n{functions}\n}};"
-
-
 def _made_epilogue(made: Group, found: Positions) -> Prologue:
     """What becomes of the first results, on their way to the second product."""
-    fused = anchor_epilogue(made, found, PACK_SIZES[0], gives=True)
+    fused = as_type("MadeEpilogue", anchor_epilogue(made, found, PACK_SIZES[0], gives=True))
     macros = {
         "MADE_PARAMETERS": pointer_parameters(found.operands, CUDA),
         "MADE_ARGUMENTS": pointer_arguments(found.operands),
     }
-    text = _struct("MadeEpilogue", fused.text)
-    return Prologue((found.operands,), found.values, macros, text, flops=fused.flops)
+    return Prologue((found.operands,), found.values, macros, fused.text, flops=fused.flops)

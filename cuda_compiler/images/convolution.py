@@ -262,7 +262,7 @@ def _lower_tiled(
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return directed_launch(launch, fused, lowering)
+    return directed_launch(launch, tiling.epilogue(fused), lowering)
 
 
 def _lower_plain(conv: Convolution, work: DirectedGroup) -> KernelCall:

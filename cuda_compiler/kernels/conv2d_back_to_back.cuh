@@ -194,11 +194,6 @@ struct KeptResults : MadeEpilogue {
     }
 };
 
-struct LastResults : LastEpilogue {
-    static constexpr bool OWN_ROWS = false;
-    __device__ __forceinline__ void stored(int, int) {}
-};
-
 typedef float NextSums[1][COLUMNS / 8][4];
 
 // Waits for a tile's pixels. Teams do so in turns: barriers tell phases only from those right before and after them.
@@ -296,7 +291,7 @@ __device__ __forceinline__ void multiply_tiles(
         }
         ring.skip((TEAMS - 1) * SLOTS);
         place.col = 0;
-        TileResults<LastResults, COLUMNS> results(LastResults(), place, 0, p.rows, COLUMNS, EPILOGUE_ARGUMENTS p);
+        TileResults<StoredResults, COLUMNS> results(StoredResults(), place, 0, p.rows, COLUMNS, EPILOGUE_ARGUMENTS p);
         wait_for_products<0>();
         results.store_all(next_sum, out, EPILOGUE_ARGUMENTS p);
     }

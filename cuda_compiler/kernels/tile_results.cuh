@@ -163,3 +163,9 @@ struct TileResults {
         }
     }
 };
+
+// The epilogue of a kernel, generated, whose lanes leave each other nothing.
+struct StoredResults : OwnEpilogue {
+    static constexpr bool OWN_ROWS = false;
+    __device__ __forceinline__ void stored(int, int) {}
+};

@@ -83,42 +83,6 @@ __device__ __forceinline__ int start_products(Accumulator& sum, Ring& ring, int 
     return last;
 }
 
-// The generated functions of a kernel with one epilogue.
-struct OwnEpilogue {
-    static constexpr bool OWN_ROWS = false; // for which lanes leave each other nothing
-    using FetchedByRow = ::FetchedByRow;
-    using FetchedByColumn = ::FetchedByColumn;
-    using FetchedByElement = ::FetchedByElement;
-    using Fetched = ::Fetched;
-
-    template <typename... Given>
-    __device__ __forceinline__ static FetchedByRow fetch_by_row(const Given&... given)
-    {
-        return ::fetch_by_row(given...);
-    }
-    template <typename... Given>
-    __device__ __forceinline__ static FetchedByColumn fetch_by_column(const Given&... given)
-    {
-        return ::fetch_by_column(given...);
-    }
-    template <typename... Given>
-    __device__ __forceinline__ static FetchedByElement fetch_by_element(const Given&... given)
-    {
-        return ::fetch_by_element(given...);
-    }
-    template <typename... Given>
-    __device__ __forceinline__ static void ask_by_element(const Given&... given)
-    {
-        ::ask_by_element(given...);
-    }
-    template <typename... Given>
-    __device__ __forceinline__ static void store(const Given&... given)
-    {
-        ::store(given...);
-    }
-    __device__ __forceinline__ static void stored(int, int) {}
-};
-
 // What a warpgroup of a team does.
 __device__ __forceinline__ void multiply_tiles(
     Ring ring, int warpgroup, int steps, int rows, int columns, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
@@ -127,8 +91,8 @@ __device__ __forceinline__ void multiply_tiles(
     wait_for_previous_grid();
     ring.skip(team * steps);
     for (int tile = int(blockIdx.x) + team * int(gridDim.x); tile < RESULT_TILES; tile += TEAMS * int(gridDim.x)) {
-        TileResults<OwnEpilogue, TILE_N> results(
-            OwnEpilogue(), part_of(tile, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
+        TileResults<StoredResults, TILE_N> results(
+            StoredResults(), part_of(tile, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
         int next = tile + TEAMS * int(gridDim.x);
         // Registers hold what this tile's epilogue reads: more must be on its way to fill the bus.
         if (next < RESULT_TILES) {

@@ -296,7 +296,7 @@ def _lower_tiled(
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return anchor_launch(launch, fused, lowering)
+    return anchor_launch(launch, tiling.epilogue(fused), lowering)
 
 
 def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
