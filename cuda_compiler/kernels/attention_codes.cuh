@@ -10,7 +10,7 @@ template <typename S>
 __device__ __forceinline__ void copy_scale(S* target, const S* source)
 {
     if (sizeof(S) == 4) {
-        copy_word(target, source);
+        copy_part<4>(target, source, 4);
     } else {
         *target = *source;
     }

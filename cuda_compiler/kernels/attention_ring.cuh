@@ -53,9 +53,7 @@ __device__ __forceinline__ void copy_lines(uint target, const tile_t* source, in
     for (int line = first; line < LINES; line += STEP) {
         bool valid = line < count;
         const tile_t* from = source + (valid ? row_start(line) + chunk * 8 : 0);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target + (line - first) * 128), "l"(from),
-                     "r"(valid ? 16 : 0)
-                     : "memory");
+        copy_chunk_to(target + (line - first) * 128, from, valid);
     }
     static_assert(STEP % 8 == 0, "all lines of a thread are permuted alike");
 }

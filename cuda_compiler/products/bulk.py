@@ -36,7 +36,8 @@ MATMUL_BULK = KernelTemplate(
     inputs="a b",
     shared_bytes=None,
     files=(
-        "tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh clusters.cuh copy_engine.cuh bulk_tile.cuh bulk_store.cuh"
+        "tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh clusters.cuh copy_engine.cuh "
+        "bulk_tile.cuh bulk_store.cuh"
     ),
 )
 

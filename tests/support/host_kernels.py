@@ -54,10 +54,6 @@ _FUNCTIONS = {
     "hurry_next_grid": "inline void hurry_next_grid() {}\n",
     "commit_copies": "inline void commit_copies() {}\n",
     "wait_for_copies": "inline void wait_for_copies() {}\n",
-    "copy_word": (
-        "inline void copy_word(void* target, const void* source)\n{\n"
-        "    host_load<4>((unsigned*)target, source, true);\n}\n"
-    ),
     "copy_chunk": (
         "inline void copy_chunk(void* target, const void* source, bool valid)\n{\n"
         "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
