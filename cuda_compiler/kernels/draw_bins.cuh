@@ -125,12 +125,10 @@ __device__ __forceinline__ void add(int bin, uint64 mass, Memory& memory)
     }
 }
 
-// What the threads before this one have; gives what all of them have. Waits for all of them, before and after.
-__device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
+// Adds what the lanes before this one have.
+__device__ __forceinline__ void add_lanes_before(uint64& mass, uint& number)
 {
-    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-    uint64 own_mass = mass;
-    uint own_number = number;
+    int lane = int(threadIdx.x) % 32;
     #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
         uint64 mass_before = __shfl_up_sync(ALL_LANES, mass, distance);
@@ -138,6 +136,15 @@ __device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
         mass += lane >= distance ? mass_before : 0ull;
         number += lane >= distance ? number_before : 0u;
     }
+}
+
+// What the threads before this one have; gives what all of them have. Waits for all of them, before and after.
+__device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
+{
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+    uint64 own_mass = mass;
+    uint own_number = number;
+    add_lanes_before(mass, number);
     __syncthreads();
     if (lane == 31) {
         memory.masses[warp] = mass;
@@ -146,13 +153,7 @@ __device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
     __syncthreads();
     uint64 warp_mass = lane < WARPS ? memory.masses[lane] : 0ull;
     uint warp_number = lane < WARPS ? memory.numbers[lane] : 0u;
-    #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        uint64 mass_before = __shfl_up_sync(ALL_LANES, warp_mass, distance);
-        uint number_before = __shfl_up_sync(ALL_LANES, warp_number, distance);
-        warp_mass += lane >= distance ? mass_before : 0ull;
-        warp_number += lane >= distance ? number_before : 0u;
-    }
+    add_lanes_before(warp_mass, warp_number);
     uint64 before = __shfl_sync(ALL_LANES, warp_mass, warp > 0 ? warp - 1 : 0);
     uint count_before = __shfl_sync(ALL_LANES, warp_number, warp > 0 ? warp - 1 : 0);
     mass += (warp > 0 ? before : 0ull) - own_mass;

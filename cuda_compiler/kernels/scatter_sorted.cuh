@@ -9,16 +9,24 @@ constexpr int AHEAD = 8;                               // values of a thread tha
 // The place in the index, which lies behind the row in an entry of the list.
 constexpr uint PLACE = (1u << 24) - 1;
 
+// The sum of what the lanes up to this one have; every COUNT neighbours by themselves.
+template <int COUNT>
+__device__ __forceinline__ int sum_through(int number)
+{
+    int lane = int(threadIdx.x) % 32;
+    #pragma unroll
+    for (int distance = 1; distance < COUNT; distance *= 2) {
+        int other = __shfl_up_sync(0xffffffffu, number, distance);
+        number += lane >= distance ? other : 0;
+    }
+    return number;
+}
+
 // What the threads ahead have, and what all have.
 __device__ __forceinline__ int sum_ahead(int number, int& total)
 {
     __shared__ int totals[WARPS];
-    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, sum = number;
-    #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        int other = __shfl_up_sync(0xffffffffu, sum, distance);
-        sum += lane >= distance ? other : 0;
-    }
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, sum = sum_through<32>(number);
     if (lane == 31) {
         totals[warp] = sum;
     }
@@ -61,12 +69,7 @@ __device__ __forceinline__ void take_own(
             __syncwarp();
         }
         if (!fills) {
-            int number = lane < WARP_ROWS ? cursors[lane] : 0, sum = number;
-            #pragma unroll
-            for (int distance = 1; distance < WARP_ROWS; distance *= 2) {
-                int other = __shfl_up_sync(0xffffffffu, sum, distance);
-                sum += lane >= distance ? other : 0;
-            }
+            int number = lane < WARP_ROWS ? cursors[lane] : 0, sum = sum_through<WARP_ROWS>(number);
             if (lane < WARP_ROWS) {
                 cursors[lane] = sum - number;
             }
