@@ -9,13 +9,6 @@ __device__ __forceinline__ uint pair_difference(uint a, uint b)
     return result;
 }
 
-__device__ __forceinline__ float half_of_pair(uint pair, int which)
-{
-    half part;
-    part.bits = (unsigned short)(which ? pair >> 16 : pair);
-    return float(part);
-}
-
 // The number of a byte of a pack of at least four, less a constant that is such a number. Float16 from 1024 to 2047 are
 // the whole numbers, so that a byte in the bits of 1024 is the one so much further on; two of them are made at a time.
 template <typename T, int COUNT>
@@ -24,7 +17,7 @@ __device__ __forceinline__ float number_of_byte(const Pack<T, COUNT>& pack, int 
     constexpr bool SIGNED = T(-1) < T(0);
     uint word = SIGNED ? pack.words[u / 4] ^ 0x80808080u : pack.words[u / 4];
     uint pair = __byte_perm(word, 0x64646464u, u % 4 < 2 ? 0x4140 : 0x4342), taken = 0x6400u + (SIGNED ? 128 : 0) + zero;
-    return half_of_pair(pair_difference(pair, taken * 0x10001u), u % 2);
+    return number_in_pair<half>(pair_difference(pair, taken * 0x10001u), u % 2);
 }
 
 // The low bytes of integers, four of them at a time.

@@ -36,6 +36,15 @@ struct bfloat {
     __device__ operator float() const { return __uint_as_float(uint(bits) << 16); }
 };
 
+// The lower or the upper number of 16 bits in a word.
+template <typename T>
+__device__ __forceinline__ float number_in_pair(uint pair, int which)
+{
+    T number;
+    number.bits = (unsigned short)(which ? pair >> 16 : pair);
+    return float(number);
+}
+
 // COUNT neighbouring elements, moved by accesses of up to 16 bytes.
 template <typename T, int COUNT>
 struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {

@@ -60,14 +60,6 @@ __device__ __forceinline__ uint read_pair(const a_t* source, int stride, bool se
     return uint(source[0].bits) | (second ? uint(source[stride].bits) << 16 : 0u);
 #endif
 }
-__device__ __forceinline__ float low_of(uint pair)
-{
-    a_t value;
-    value.bits = (unsigned short)pair;
-    return float(value);
-}
-__device__ __forceinline__ float high_of(uint pair) { return low_of(pair >> 16); }
-
 __device__ __forceinline__ void store_states(a_t* target, uint pair, bool second)
 {
 #if PAIRED
@@ -242,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
                 int place = min(own.unit - rank * OWN + u, OWN - 1);
                 #pragma unroll
                 for (int gate = 0; gate < GATES; ++gate) {
-                    float value = u == 0 ? low_of(given[number][gate]) : high_of(given[number][gate]);
+                    float value = number_in_pair<a_t>(given[number][gate], u);
                     total[gate] = 0.0f;
                     #pragma unroll
                     for (int part = 0; part < SPLITS; ++part) {
