@@ -36,8 +36,7 @@ struct Belongings {
     {
         uint subtracted = zero_pair(float(ZERO));
         if (ZEROS) {
-            int bits = int(zero[side]);
-            subtracted = zero_pair(float(ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits));
+            subtracted = zero_pair(float(zero_of(zero[side], group)));
         }
         octet_in_order(number, word, octet, subtracted, codebook);
         #pragma unroll

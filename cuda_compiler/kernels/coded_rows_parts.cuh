@@ -42,6 +42,13 @@ __device__ __forceinline__ void load_belonging(
     }
 }
 
+// The zero point of a group, whose byte may have those of others.
+__device__ __forceinline__ int zero_of(zero_t zero, int group)
+{
+    int bits = int(zero);
+    return ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits;
+}
+
 // Sends each block of the cluster its share of the sums, by THREADS threads.
 template <int THREADS>
 __device__ __forceinline__ void send_sums(float* gathered, const float* parts, int rank, int thread)

@@ -15,9 +15,8 @@ struct Ring : Turn {
     __device__ unsigned char* operands() const { return stages + stage * STAGE_BYTES; }
 };
 
-// What the copying warpgroup does. `copier.begin(tile)` goes to a tile of results, `copier.copy_a(slot)` and
-// `copier.copy_b(slot)` start copying the next of its `steps` tiles along the common dimension; with B_CONSTANT nothing
-// before this grid writes what the latter read.
+// What the copying warpgroup does. `copier.begin(tile)` goes to a tile of results, of which it then copies
+// `steps` tiles along the common dimension; see `begin_copies`.
 template <typename Copier>
 __device__ __forceinline__ void copy_tiles(Copier& copier, Ring ring, int steps)
 {

@@ -122,8 +122,7 @@ struct Belonging {
                 reinterpret_cast<bias_t*>(target + BIASES_AT)[at] = bias[piece];
             }
             if (ZEROS) {
-                int bits = int(zero[piece]), shift = group_of(span, piece) * ZERO_BITS % 8;
-                float value = float(ZERO_BITS < 8 ? bits >> shift & ((1 << ZERO_BITS) - 1) : bits);
+                float value = float(zero_of(zero[piece], group_of(span, piece)));
                 reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)offset_pair(value);
             }
         }
