@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     uint query[QK_WIDTH / 16][4];
     #pragma unroll
     for (int d = 0; d < QK_WIDTH / 16; ++d) {
-        load_matrices(query[d], shared_address(queries) + place<QK_WIDTH>(warp_row + lane % 16, d * 16 + lane / 16 * 8));
+        load_matrices(
+            query[d], shared_address(queries) + place<QK_WIDTH>(warp_row + lane % 16, d * 16 + lane / 16 * 8));
     }
     const tile_t *upper_row = q + query_row(warp_row + lane / 4), *lower_row = q + query_row(warp_row + lane / 4 + 8);
     if (!SMALL) {
@@ -92,5 +93,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     add_up_rows(rows.sum);
     take_unit(rows);
     finish_rows(
-        rows, reinterpret_cast<float*>(shared), row, batch, group, splits, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
+        rows, reinterpret_cast<float*>(shared), row, batch, group, splits, SINK_ARGUMENT partial, out,
+        EPILOGUE_ARGUMENTS p);
 }

@@ -12,7 +12,8 @@ struct Pools {
     KEPT v_scale_t* v_scales;
 
     __device__ __forceinline__ Pools(KEPT stored_t* k, KEPT stored_t* v, SCALE_PARAMETERS int group)
-        : k(k), v(v), k_scales(k_scales + (long long)group * K_SCALE_HEAD), v_scales(v_scales + (long long)group * V_SCALE_HEAD)
+        : k(k), v(v), k_scales(k_scales + (long long)group * K_SCALE_HEAD),
+          v_scales(v_scales + (long long)group * V_SCALE_HEAD)
     {
     }
 
@@ -24,15 +25,22 @@ struct Pools {
         copy_bytes<VALUE_SIZE, V_PITCH, V_ROW>(slot + K_BYTES, v + page * V_PAGE + within * V_ROW);
         int lane = int(threadIdx.x) % 32;
         if (lane < K_CHUNKS) {
-            copy_chunk(slot + K_SCALES_AT + lane * 16, k_scales + page * K_SCALE_PAGE + within + lane * (PIECE / K_CHUNKS), true);
+            copy_chunk(
+                slot + K_SCALES_AT + lane * 16, k_scales + page * K_SCALE_PAGE + within + lane * (PIECE / K_CHUNKS),
+                true);
         } else if (lane < K_CHUNKS + V_CHUNKS) {
             lane -= K_CHUNKS;
-            copy_chunk(slot + V_SCALES_AT + lane * 16, v_scales + page * V_SCALE_PAGE + within + lane * (PIECE / V_CHUNKS), true);
+            copy_chunk(
+                slot + V_SCALES_AT + lane * 16, v_scales + page * V_SCALE_PAGE + within + lane * (PIECE / V_CHUNKS),
+                true);
         }
     }
 };
 
-__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries) { load_coded_queries(query, queries); }
+__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries)
+{
+    load_coded_queries(query, queries);
+}
 __device__ __forceinline__ int piece_column(int e, int u) { return coded_lane_column(e, u); }
 
 #if FRESH
@@ -44,7 +52,7 @@ struct NewRows {
     long long place[FRESH];
 };
 
-// Leaves what a thread has of them for the block.
+// Puts a thread's part of them where the whole block can read it.
 template <typename Own>
 __device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const Pools&, bool)
 {

@@ -2,8 +2,8 @@
 // products.
 constexpr int K_SCALES_AT = K_BYTES + PIECE * V_PITCH, V_SCALES_AT = K_SCALES_AT + PIECE * int(sizeof(k_scale_t));
 
-// Starts copying 16 rows of SIZE bytes; if they are not WHOLE, `count` of them are there, and the last one again behind
-// these.
+// Starts copying 16 rows of SIZE bytes. If they are not WHOLE, only `count` of them exist, and the last one is copied
+// again in place of the others.
 template <int SIZE, int PITCH, int STEP, bool WHOLE = true>
 __device__ __forceinline__ void copy_bytes(unsigned char* tile, const unsigned char* source, int count = PIECE)
 {

@@ -1,8 +1,8 @@
 // Attention of few rows over many positions whose keys and values are codes of a byte, with a scale for each head and
 // position, as in a decode step: the algorithm of attention_decode.cuh, with the products of attention_coded_rows.cuh.
 //
-// Codes are copied to shared memory, DEPTH pieces of each warp on their way. FRESH keys and values are rounded to codes
-// by the warp that has their positions, and by one block, which writes them to their places. Grid: as in
+// Codes are copied to shared memory, DEPTH pieces of each warp ahead. FRESH keys and values are rounded to codes by
+// each warp that has their positions, and once more by one block, which writes them to memory. Grid: as in
 // attention_decode.cuh.
 constexpr int NEW = HEAD_SIZE + VALUE_SIZE;
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ void put_fresh(unsigned char* code, S* scale, const f
     }
 }
 
-// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+// Replaces new rows in a piece, which may have been copied before these were in memory.
 __device__ __forceinline__ void patch(
     unsigned char* slot, const Fresh& fresh, const int (&key_places)[FRESH], const int (&value_places)[FRESH],
     int position)

@@ -3,15 +3,13 @@
 // 2022), the positions shared out as in Flash-Decoding (Dao et al., 2023).
 //
 // A cluster of blocks, or several, computes all rows of the SHARED query heads that read one head of keys, or one of
-// HEAD_PARTS parts of these, each of which is a group of its own and reads the keys again. Positions are
-// taken 16 at a time by single warps, in turns, which wait for nobody: each has DEPTH pieces on their way. Blocks of
-// positions that the mask closes are not read; as few clusters work as have enough to do. The queries are computed
-// here; so are FRESH keys and values, which this kernel also writes to their places among the others. A row that is
-// closed everywhere gives zeros.
-// Grid: clusters in x, batch * groups in z.
+// HEAD_PARTS parts of these, each of which is a group of its own and reads the keys again. Single warps take pieces of
+// 16 positions in turns and do not wait for each other: each copies DEPTH pieces ahead. Blocks of positions that the
+// mask closes are not read. Only as many clusters work as have enough to do. The queries are computed here; so are
+// FRESH keys and values, which this kernel also writes to their places among the others. A row that is closed
+// everywhere gives zeros. Grid: clusters in x, batch * groups in z.
 
-// Computes the queries, and what is new among keys and values, beside each other: all loads are on their way before the
-// first is waited for.
+// Computes the queries and the new keys and values together: all loads are issued before the first is waited for.
 __device__ __forceinline__ void compute_inputs(
     tile_t* queries, tile_t* fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
@@ -28,7 +26,8 @@ __device__ __forceinline__ void compute_inputs(
     #pragma unroll
     for (int turn = 0; turn < turns_of(VALUES); ++turn) {
         int index = element_of_turn<VALUES>(turn);
-        value[turn] = value_value(batch, group / HEAD_PARTS, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
+        value[turn] =
+            value_value(batch, group / HEAD_PARTS, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
     }
 #endif
     leave_queries(queries, own);
@@ -47,7 +46,7 @@ __device__ __forceinline__ void compute_inputs(
 }
 
 #if FRESH
-// Writes what is new among keys or values to its place in memory.
+// Writes new keys or values to their places in memory.
 template <int SIZE, int STEP>
 __device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh, const int (&places)[FRESH])
 {
@@ -59,9 +58,10 @@ __device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh,
     }
 }
 
-// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+// Replaces new rows in a piece, which may have been copied before these were in memory.
 template <int SIZE, int PITCH>
-__device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, const int (&places)[FRESH], int position)
+__device__ __forceinline__ void patch(
+    unsigned char* tile, const tile_t* fresh, const int (&places)[FRESH], int position)
 {
     bool changed = false;
     #pragma unroll
@@ -82,8 +82,8 @@ __device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, 
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
-    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
-    OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states,
+    float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Parts parts;

@@ -4,13 +4,12 @@
 // 2023).
 //
 // A cluster of blocks of threads, or several where a text is long, computes all rows of the SHARED query heads that
-// read one head of keys. What is open is shared out evenly in neighbouring pieces of 16 positions, which single warps
-// take in turns and wait for nobody: each has DEPTH pieces on their way. What the mask closes is not read. The queries
-// are computed here. So are FRESH keys and values of each text, which this kernel also writes to their pages: wherever
-// a block has such a page, what was read there is replaced. How a text is divided depends on its own length alone, and
-// so do the bits of its results. A row that is closed everywhere gives zeros. What pages hold, numbers or codes, is a
-// matter of attention_pieces.cuh or of attention_coded_pieces.cuh.
-// Grid: clusters in x, batch * heads of keys in z.
+// read one head of keys. Each block gets as many neighbouring pieces of 16 positions of what is open. Single warps take
+// these in turns and do not wait for each other: each copies DEPTH pieces ahead. What the mask closes is not read. The
+// queries are computed here. So are FRESH keys and values of each text, which this kernel also writes to their pages; a
+// block that has copied such a page replaces them in its copy. How a text is divided depends on its own length alone,
+// and so do the bits of its results. A row that is closed everywhere gives zeros. What pages hold, numbers or codes, is
+// a matter of attention_pieces.cuh or of attention_coded_pieces.cuh. Grid: clusters in x, batch * heads of keys in z.
 static_assert(PAGE % BLOCK == 0 && BLOCK % PIECE == 0, "a block of positions lies in one page");
 
 // The pages that open blocks of positions lie in.
@@ -65,7 +64,7 @@ private:
 };
 
 #if FRESH
-// Lists what this block reads of what is new.
+// Lists the new tokens that are among the positions of this block.
 __device__ __forceinline__ void list_fresh(
     Fresh* list, int* count, const Share& share, OPERAND_PARAMETERS const Params& p)
 {
@@ -83,10 +82,10 @@ __device__ __forceinline__ void list_fresh(
     }
 }
 
-// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+// Replaces new rows in a piece, which may have been copied before these were in memory.
 __device__ __forceinline__ void patch(
-    unsigned char* slot, const Fresh* list, int count, const NewRows& rows, int page, int position, int batch, int group,
-    OPERAND_PARAMETERS const Params& p)
+    unsigned char* slot, const Fresh* list, int count, const NewRows& rows, int page, int position, int batch,
+    int group, OPERAND_PARAMETERS const Params& p)
 {
     bool changed = false;
     for (int number = 0; number < count; ++number) {
@@ -109,8 +108,9 @@ __device__ __forceinline__ void patch(
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
-    OPERAND_PARAMETERS KEPT stored_t* k, KEPT stored_t* v, SCALE_PARAMETERS const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
-    PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    OPERAND_PARAMETERS KEPT stored_t* k, KEPT stored_t* v, SCALE_PARAMETERS const mask_t* mask,
+    SINK_PARAMETER const unsigned char* states, float* partial, PAGE_PARAMETERS OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Parts parts;

@@ -17,7 +17,10 @@ struct Pools {
     }
 };
 
-__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries) { load_queries(query, queries); }
+__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries)
+{
+    load_queries(query, queries);
+}
 __device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries& query, const unsigned char* slot)
 {
     multiply_keys(score, query, slot);
@@ -34,7 +37,7 @@ struct NewRows {
     tile_t number[FRESH][NEW];
 };
 
-// Leaves what a thread has of them for the block, and writes it to the pages where it is the block's to do so.
+// Puts a thread's part of them where the whole block can read it, and, in the block that `writes`, into the pages.
 template <typename Own>
 __device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const Pools& pools, bool writes)
 {

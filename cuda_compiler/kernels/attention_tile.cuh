@@ -202,7 +202,8 @@ __device__ __forceinline__ int state_of(
         int part = own / STATE_ROWS;
         end = min(end, r - own + (part + 1) * STATE_ROWS);
         int head = group * SHARED + r / p.rows;
-        state = states[((masked_as(batch) * p.state_batch + head * p.state_head) * p.state_parts + part) * TILES + tile];
+        state =
+            states[((masked_as(batch) * p.state_batch + head * p.state_head) * p.state_parts + part) * TILES + tile];
 #endif
         if (CAUSAL) {
             int first_own = own, last_own = own + end - r - 1;

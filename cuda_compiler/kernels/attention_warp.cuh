@@ -1,10 +1,11 @@
-// What one warp does with a piece of 16 positions for all rows: scores are keys by queries, 16 x 8 for each set of
-// eight rows, and results are values transposed by weights transposed, so that few rows leave no part of a tensor core
-// idle.
+// How a warp multiplies a piece of 16 positions for all rows. Positions are the 16 rows of the tensor cores' operand,
+// and a set of eight rows of queries its columns, so that few queries leave no part of a tensor core idle: scores are
+// keys by queries, results are values transposed by weights transposed.
 constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
-constexpr int K_PITCH = QK_WIDTH * ELEMENT_BYTES + 16, V_PITCH = V_WIDTH * ELEMENT_BYTES + 16; // bytes, so that banks differ
+constexpr int K_PITCH = QK_WIDTH * ELEMENT_BYTES + 16;
+constexpr int V_PITCH = V_WIDTH * ELEMENT_BYTES + 16; // bytes, so that banks differ
 constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * (V_PITCH + SCALE_BYTES);
 constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
 static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");
@@ -38,7 +39,7 @@ __device__ __forceinline__ void clear_queries(tile_t* queries)
     }
 }
 
-// The element, of COUNT, that a thread computes in a turn; the last one again where there are no more.
+// The element of COUNT that a thread computes in a turn; the last element where there are no more.
 template <int COUNT>
 __device__ __forceinline__ int element_of_turn(int turn)
 {
@@ -46,15 +47,17 @@ __device__ __forceinline__ int element_of_turn(int turn)
 }
 constexpr int turns_of(int count) { return (count + THREADS - 1) / THREADS; }
 
-// What a thread computes of the queries, and leaves in shared memory. No branch stands between the loads, so that all
-// of them are on their way before the first is waited for.
+// A thread's part of the queries. There is no branch between the loads, so that all of them are issued before the first
+// is waited for.
 typedef float OwnQueries[turns_of(ROWS * HEAD_SIZE)];
 
-__device__ __forceinline__ void compute_queries(OwnQueries& own, int batch, int group, OPERAND_PARAMETERS const Params& p)
+__device__ __forceinline__ void compute_queries(
+    OwnQueries& own, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
     #pragma unroll
     for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE); ++turn) {
-        int index = element_of_turn<ROWS * HEAD_SIZE>(turn), row = index / HEAD_SIZE, head = group * SHARED + row / OWN_ROWS;
+        int index = element_of_turn<ROWS * HEAD_SIZE>(turn), row = index / HEAD_SIZE;
+        int head = group * SHARED + row / OWN_ROWS;
         own[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
     }
 }
@@ -116,8 +119,9 @@ __device__ __forceinline__ void copy_rows(unsigned char* tile, const tile_t* sou
     }
 }
 
-// What the mask adds to the scores of a piece; nothing, where the mask leaves it alone.
-__device__ __forceinline__ void load_mask(Scores& added, const mask_t* mask, int position, bool is_masked, const Params& p)
+// What the mask adds to the scores of a piece; zero where the mask changes nothing.
+__device__ __forceinline__ void load_mask(
+    Scores& added, const mask_t* mask, int position, bool is_masked, const Params& p)
 {
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -238,10 +242,11 @@ __device__ __forceinline__ float* warp_results(unsigned char* ring, int warp)
 // The column of a lane's results, by their numbers.
 __device__ __forceinline__ int lane_column(int e, int u) { return e * 16 + lane_place(u); }
 
-// Leaves what a warp has where its pieces were, results times `unit`; `parts` has the largest scores and the sums of
-// weights.
+// Stores a warp's results, times `unit`, where its pieces were, and the largest scores and the sums of weights in
+// `parts`.
 template <typename Parts, typename Column>
-__device__ __forceinline__ void leave_rows(const Rows& rows, unsigned char* ring, Parts& parts, float unit, Column column)
+__device__ __forceinline__ void leave_rows(
+    const Rows& rows, unsigned char* ring, Parts& parts, float unit, Column column)
 {
     int warp = int(threadIdx.x) / 32;
     float* target = warp_results(ring, warp);

@@ -1,5 +1,5 @@
-// Barriers that only some threads of a block wait at. Those in shared memory (compute capability 9.0) count arrivals, of
-// copies too; the numbered ones of the hardware count threads.
+// Barriers at which only some threads of a block wait. Those in shared memory (compute capability 9.0) count arrivals
+// of threads and of copies; the numbered ones of the hardware count threads.
 
 // Makes a barrier at a shared address. It has one phase after another, each of which ends with its `count`-th arrival.
 __device__ __forceinline__ void make_barrier(uint barrier, int count)

@@ -72,8 +72,8 @@ __device__ __forceinline__ void store_in_cluster(const void* target, int rank, f
 __device__ __forceinline__ void store_in_cluster(const void* target, int rank, float4 value)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address_in_cluster(target, rank)), "f"(value.x),
-                 "f"(value.y), "f"(value.z), "f"(value.w)
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(address_in_cluster(target, rank)), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
                  : "memory");
 #endif
 }

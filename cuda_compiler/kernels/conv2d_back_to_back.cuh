@@ -47,8 +47,8 @@ __device__ __forceinline__ void copy_weight(unsigned char* target, const tile_t*
     OperandCopier<64, true, true>(weight, part * 64, MADE, CHANNELS, 1, slice, CHANNELS).copy(target);
 }
 
-// Has the teams bring all weights to shared memory. Results are dealt out; those of the first convolution are so as
-// channels, too.
+// Has the teams bring all weights to shared memory. Rows of both weights are dealt out as results are (`column_at`); so
+// are the channels of the second, which are results of the first.
 __device__ __forceinline__ void load_weights(
     unsigned char* shared, const tile_t* weight, ADDED_WEIGHT_PARAMETER const tile_t* next_weight)
 {
@@ -196,7 +196,8 @@ struct KeptResults : MadeEpilogue {
 
 typedef float NextSums[1][COLUMNS / 8][4];
 
-// Waits for a tile's pixels. Teams do so in turns: barriers tell phases only from those right before and after them.
+// Waits for a tile's pixels. Teams do so in turns, since barriers only tell a phase from the one before and the one
+// after.
 __device__ __forceinline__ void wait_for_pixels(Ring ring, int team, bool is_first, bool is_last)
 {
     if (TEAMS > 1 && !is_first) {

@@ -47,7 +47,7 @@ struct Found {
     bool is_there;
 };
 
-// Calls `visit` for the logits of the row that are this thread's, in the order of tokens.
+// Calls `visit` for this thread's logits of the row, in the order of tokens.
 template <typename Visit>
 __device__ __forceinline__ void walk(const Row& row, Visit visit)
 {
@@ -138,7 +138,8 @@ __device__ __forceinline__ void add_lanes_before(uint64& mass, uint& number)
     }
 }
 
-// What the threads before this one have; gives what all of them have. Waits for all of them, before and after.
+// Replaces a thread's weight and number by the sums of the threads before it; returns the weight of all. It
+// synchronizes the block, before and after.
 __device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
 {
     int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
@@ -196,7 +197,7 @@ __device__ __forceinline__ void clear_bins(Memory& memory)
     __syncthreads();
 }
 
-// Each bin then has what it and all before it have.
+// Replaces counts and weights of bins by the sums up to each bin.
 __device__ void add_up_bins(Memory& memory)
 {
     __syncthreads();
@@ -260,7 +261,7 @@ __device__ __forceinline__ bool is_behind(int bin, uint64 target, bool by_count,
     return (by_count ? uint64(count_at(bin, memory)) : mass_at(bin, memory)) > target;
 }
 
-// The first bin behind whose end `target` lies not; BINS where there is none.
+// The first bin that ends behind `target`; BINS where there is none.
 __device__ int bin_with(uint64 target, bool by_count, Memory& memory)
 {
     __syncthreads();

@@ -23,7 +23,8 @@ constexpr int VECTOR_ROW = SPANS * SPAN + 32, SLOT_ROW = SPAN + 32; // elements;
 constexpr int AHEAD = BLOCKS == 1 ? OCTETS : 1; // octets of the vectors in registers
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
-// What is the same for a group: as it lies in memory, so that nothing waits for a load before it is used.
+// Loads the scale or bias of a group and keeps its bits as they are, so that nothing waits for the load before the
+// value is used.
 template <typename T>
 __device__ __forceinline__ void load_element(uint& bits, const T* source, bool valid)
 {
@@ -40,7 +41,7 @@ __device__ __forceinline__ void load_element(uint& bits, const T* source, bool v
     }
 }
 
-// A lane's codes of two rows of a tile, and what belongs to them.
+// A lane's codes of two rows of a tile, with their scales, zero points and biases.
 struct Codes {
     uint word[2][WORDS];
     uint zero[2];

@@ -21,7 +21,7 @@ struct Parts {
 // Rows of a stage have their chunks in another order each, so that eight of them are read from different banks.
 __device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & 7) * 16; }
 
-// A warp's codes on their way, and what belongs to them.
+// A warp's codes on their way to shared memory, with their scales and zero points.
 struct Ring {
     Parts from;
     int first, last;       // bundles of this warp

@@ -13,9 +13,10 @@ constexpr int SLOTS = PARTS > KEPT ? PARTS - KEPT : 0;
 constexpr int HIDDEN_BYTES = BATCH * PITCH * 2;        // of one of the two buffers of h
 constexpr int PAIRS_OWNED = OWN / 2 * BATCH;           // pairs of neighbouring units, for each row of the batch
 constexpr int ITEMS = (PAIRS_OWNED + THREADS - 1) / THREADS;
-static_assert(SLOTS * THREADS * 16 + 2 * HIDDEN_BYTES + SPLITS * LINES * BATCH * 4 <= SHARED_BYTES, "as Python counts it");
+static_assert(
+    SLOTS * THREADS * 16 + 2 * HIDDEN_BYTES + SPLITS * LINES * BATCH * 4 <= SHARED_BYTES, "as Python counts it");
 
-// One block is no cluster: its threads wait for each other.
+// A block that is alone waits for its own threads only, and writes to its own shared memory.
 constexpr bool IS_CLUSTER = CLUSTER > 1 && __CUDA_ARCH__ >= 900;
 __device__ __forceinline__ void arrive()
 {
@@ -166,7 +167,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
     Direction d = {gates0, weight0, bias0, p.gates0_step, p.gates0_batch, p.weight0_row, p.gates0_unit, p.weight0_k,
                    p.bias0_unit};
     if (!forward) {
-        d = {gates1, weight1, bias1, p.gates1_step, p.gates1_batch, p.weight1_row, p.gates1_unit, p.weight1_k, p.bias1_unit};
+        d = {gates1,        weight1,       bias1,       p.gates1_step, p.gates1_batch,
+             p.weight1_row, p.gates1_unit, p.weight1_k, p.bias1_unit};
     }
 
     uint4 kept[KEPT];

@@ -1,7 +1,7 @@
 // A ring of STAGES stages: parts of shared memory that some threads fill while others compute on those filled before.
 
-// The barriers of the stages, so many bytes behind the ring's shared address: `full` for when a stage has what was copied
-// there, `empty` for when nobody reads that any more.
+// The barriers of the stages, BARRIERS_AT bytes behind the ring's shared address. A phase of `full` ends when a stage
+// has what is copied there, one of `empty` when nobody reads that any more.
 template <int BARRIERS_AT>
 struct StageBarriers {
     uint base;

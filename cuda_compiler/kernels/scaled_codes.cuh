@@ -2,8 +2,8 @@
 
 // The numbers of an octet of four or eight bits, less the zero, in their order.
 template <int WORDS>
-__device__ __forceinline__ void
-octet_in_order(uint (&pairs)[4], const uint (&word)[WORDS], int octet, uint zero, const Codebook& codebook)
+__device__ __forceinline__ void octet_in_order(
+    uint (&pairs)[4], const uint (&word)[WORDS], int octet, uint zero, const Codebook& codebook)
 {
 #if CODEBOOK
     codebook.numbers_of(pairs, word[octet]);
@@ -28,6 +28,7 @@ __device__ __forceinline__ uint scaled_pair(uint pair, scale_t scale, bias_t bia
         return Numbers::mul(pair, pair_of(float(scale) / unit));
     }
     float factor = float(scale) / unit, added = BIASES ? float(bias) : 0.0f;
-    vector_t low(number_in_pair<vector_t>(pair, 0) * factor + added), high(number_in_pair<vector_t>(pair, 1) * factor + added);
+    vector_t low(number_in_pair<vector_t>(pair, 0) * factor + added);
+    vector_t high(number_in_pair<vector_t>(pair, 1) * factor + added);
     return uint(high.bits) << 16 | low.bits;
 }

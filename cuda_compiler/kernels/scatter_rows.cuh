@@ -1,6 +1,6 @@
-// Rows combined where an index says: a block has 256 / LANES * EACH rows, of LANES * STORE_SIZE columns each. It looks
-// through the index in chunks, lists what is for its rows in an order that is always the same, and combines what it has
-// listed. Grid: blocks in x, columns innermost, then rows. Block: 256.
+// Values combined in the rows that an index names: a block has 256 / LANES * EACH rows, of LANES * STORE_SIZE columns
+// each. It reads the whole index in chunks, lists the entries that name its rows, always in the same order, and
+// combines their values. Grid: blocks in x, columns innermost, then rows. Block: 256.
 constexpr int WARPS = 8, GROUPS = 256 / LANES; // of threads that have rows of their own
 constexpr int WARP_CHUNK = CHUNK / WARPS;      // a warp's part of a chunk
 constexpr int LOADS = WARP_CHUNK / 32;         // a lane's

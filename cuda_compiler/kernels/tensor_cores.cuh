@@ -6,7 +6,7 @@ __device__ __forceinline__ uint shared_address(const void* pointer)
 }
 
 // Copies 16 bytes past the level-1 cache to a shared address, or writes zeros and reads nothing where `valid` is false.
-// From compute capability 8.0 on, as what follows.
+// This and `copy_part` are for compute capability 8.0 on.
 __device__ __forceinline__ void copy_chunk_to(uint target, const void* source, bool valid)
 {
 #if __CUDA_ARCH__ >= 800
@@ -83,8 +83,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint (&matrix)[4], uint
 #endif
 }
 
-// Of operands of a type: whether there are tensor cores for it, and whether sums are integers, whose bits the floats
-// hold.
+// Products of operands of a type: whether tensor cores are `available` for it, and whether sums are counts, that is
+// integers, whose bits the floats hold.
 template <typename T>
 struct TensorCores;
 

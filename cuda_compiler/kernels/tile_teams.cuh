@@ -1,6 +1,6 @@
 // Tiles multiplied by warpgroups, with `wgmma` of compute capability 9.0, while a warpgroup of their own copies: it
-// runs ahead through a ring of STAGES stages, into the next tile of results while this one is stored. Blocks stay; their
-// TEAMS of WARPS_M / 4 warpgroups take tiles of results in turns, so that one stores while another multiplies.
+// runs ahead through a ring of STAGES stages, into the next tile of results while this one is stored. Blocks stay;
+// their TEAMS of WARPS_M / 4 warpgroups take tiles of results in turns, so that one stores while another multiplies.
 static_assert(TILE_K == 64 && A_ALONG_K && B_ALONG_K, "lines of 128 bytes, swizzled as the tensor cores expect");
 static_assert(A_BYTES % 1024 == 0 && B_BYTES % 1024 == 0, "the pattern repeats every eight lines");
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES;
@@ -33,7 +33,8 @@ __device__ __forceinline__ void copy_tiles(Copier& copier, Ring ring, int steps)
     }
     while (true) {
         for (int step = 0; step < steps; ++step) {
-            wait_for_phase(ring.barriers().empty(ring.stage), ring.parity ^ 1); // the first time around, everything is free
+            // The parity before: the first time around, every stage is empty.
+            wait_for_phase(ring.barriers().empty(ring.stage), ring.parity ^ 1);
             copier.copy_a(ring.operands());
             if (early > 0) {
                 --early;

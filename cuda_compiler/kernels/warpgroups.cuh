@@ -10,9 +10,9 @@ __device__ __forceinline__ void wait_for_products()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// What the tensor cores need to know of lines of 128 bytes at a shared address, chunks of 16 bytes permuted by
-// exclusive or: groups of eight lines follow each other after 1024 bytes. `panel` is the distance in bytes of the next
-// 128 bytes of the same lines, where they run along the rows or columns of the result.
+// How `wgmma` finds a matrix in shared memory: lines of 128 bytes, whose chunks of 16 bytes are permuted by exclusive
+// or, groups of eight lines 1024 bytes apart. `panel` is the distance in bytes of the next 128 bytes of the same lines,
+// where they run along the rows or columns of the result.
 __device__ __forceinline__ uint64 matrix_descriptor(uint address, uint panel = 16)
 {
     return uint64(address >> 4 & 0x3fff) | uint64(panel >> 4) << 16 | uint64(1024 >> 4) << 32 | uint64(1) << 62;
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint64 matrix_descriptor(uint address, uint panel = 1
 // Where a chunk of 16 bytes lies in a panel of such lines, in bytes.
 __device__ __forceinline__ uint place_in_panel(uint line, uint chunk) { return line * 128 + (chunk ^ (line & 7)) * 16; }
 
-// Makes what was written before visible to the tensor cores, once it is visible to this thread.
+// Makes what this thread sees in shared memory visible to `wgmma` as well.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 template <int COUNT>
