@@ -37,7 +37,7 @@ __all__ = ["CONV2D_BACK_TO_BACK", "back_to_back_microseconds", "loads_results", 
 __all__ += ["memory_microseconds"]
 
 _FAMILY = "back_to_back"
-_SLOT_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
+_STAGE_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
 # Of the second convolution, whose sums are in registers beside those of the first.
 _FEW_COLUMNS, _MOST_COLUMNS = 64, 128
 _COLUMNS = 32  # results that lanes deal out among each other
@@ -135,7 +135,7 @@ def _teams(conv: Convolution) -> int:
 
 
 def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = True) -> int:
-    """Slots of pixels in shared memory, beside all weights; 0 where they are too few for two tiles.
+    """Stages of pixels in shared memory, beside all weights; 0 where they are too few for two tiles.
 
     Args:
         conv: The second convolution.
@@ -144,9 +144,9 @@ def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = 
         staged: Whether its epilogue reads something for each result.
     """
     costs, least = _costs(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
-    taken = _weight_bytes(conv, made) + (0 if staged else _teams(conv) * _SLOT_BYTES)
+    taken = _weight_bytes(conv, made) + (0 if staged else _teams(conv) * _STAGE_BYTES)
     limits = costs.shared_bytes, device.shared_bytes
-    best, most = ((nbytes - taken) // (_SLOT_BYTES + _BARRIER_BYTES) for nbytes in limits)
+    best, most = ((nbytes - taken) // (_STAGE_BYTES + _BARRIER_BYTES) for nbytes in limits)
     return max(best, least) if most >= least else 0
 
 
@@ -185,8 +185,8 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     own, *others = _convolutions(made)
     tiling = _tiling(conv, made, device, bool(staged))
     tiles, dtype = ceil_div(conv.pixels, WARPGROUP_ROWS), conv.weight.dtype.name
-    left = 0 if staged or not conv.image.stored else tiling.teams * _SLOT_BYTES
-    shared_bytes = _weight_bytes(conv, made) + left + tiling.stages * (_SLOT_BYTES + _BARRIER_BYTES)
+    left = 0 if staged or not conv.image.stored else tiling.teams * _STAGE_BYTES
+    shared_bytes = _weight_bytes(conv, made) + left + tiling.stages * (_STAGE_BYTES + _BARRIER_BYTES)
     macros = {
         **tiling.macros(tiles, _slices(made)),
         "SHARED_BYTES": shared_bytes,

@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states,
     float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
+    extern __shared__ __align__(128) unsigned char ring[]; // stages of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH], fresh[FRESH ? FRESH * (HEAD_SIZE + VALUE_SIZE) : 8];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
@@ -97,13 +97,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
         return;
     }
     enter_group<HEAD_PARTS>(k, v, mask, batch, group, p);
-    auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
+    auto stage = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * STAGE_BYTES; };
     auto copy = [&](int turn) {
         if (share.has(turn)) {
             int position = share.position(turn), count = LENGTH - position;
             const tile_t *keys = k + (long long)position * K_ROW, *values = v + (long long)position * V_ROW;
-            copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(slot(turn), keys, count);
-            copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(slot(turn) + K_BYTES, values, count);
+            copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(stage(turn), keys, count);
+            copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(stage(turn) + K_BYTES, values, count);
         }
         commit_copies();
     };
@@ -140,15 +140,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch<HEAD_SIZE, K_PITCH>(slot(turn), fresh, key_places, position);
-        patch<VALUE_SIZE, V_PITCH>(slot(turn) + K_BYTES, fresh + HEAD_SIZE, value_places, position);
+        patch<HEAD_SIZE, K_PITCH>(stage(turn), fresh, key_places, position);
+        patch<VALUE_SIZE, V_PITCH>(stage(turn) + K_BYTES, fresh + HEAD_SIZE, value_places, position);
 #endif
-        multiply_keys(score, query, slot(turn));
+        multiply_keys(score, query, stage(turn));
         soften(rows, score, added, position);
         if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
-        add_values(rows, score, slot(turn) + K_BYTES);
+        add_values(rows, score, stage(turn) + K_BYTES);
         __syncwarp();
         copy(turn + DEPTH);
     }

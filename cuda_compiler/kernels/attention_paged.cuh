@@ -84,7 +84,7 @@ __device__ __forceinline__ void list_fresh(
 
 // Replaces new rows in a piece, which may have been copied before these were in memory.
 __device__ __forceinline__ void patch(
-    unsigned char* slot, const Fresh* list, int count, const NewRows& rows, int page, int position, int batch,
+    unsigned char* stage, const Fresh* list, int count, const NewRows& rows, int page, int position, int batch,
     int group, OPERAND_PARAMETERS const Params& p)
 {
     bool changed = false;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void patch(
             continue;
         }
         int row = fresh.token - batch * FRESH; // another text's where they share the page that is written to
-        put_new(slot, at, rows, 0 <= row && row < FRESH ? row : -1, [&](int column) {
+        put_new(stage, at, rows, 0 <= row && row < FRESH ? row : -1, [&](int column) {
             return fresh_value(fresh.token, group, column, OPERAND_ARGUMENTS p);
         });
         changed = true;
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     SINK_PARAMETER const unsigned char* states, float* partial, PAGE_PARAMETERS OUT_T* out,
     EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
+    extern __shared__ __align__(128) unsigned char ring[]; // stages of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
 #if FRESH
@@ -136,11 +136,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     }
     enter_group(k, v, mask, batch, group, p);
     Pools pools(k, v, SCALE_ARGUMENTS group);
-    auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
+    auto stage = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * STAGE_BYTES; };
     auto copy = [&](int turn) {
         if (share.has(turn)) {
             int position = share.position(turn);
-            pools.copy(slot(turn), share.page(turn), position % PAGE, LENGTH - position);
+            pools.copy(stage(turn), share.page(turn), position % PAGE, LENGTH - position);
         }
         commit_copies();
     };
@@ -177,15 +177,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch(slot(turn), fresh, fresh_count, new_rows, share.page(turn), share.position(turn), batch, group,
+        patch(stage(turn), fresh, fresh_count, new_rows, share.page(turn), share.position(turn), batch, group,
               OPERAND_ARGUMENTS p);
 #endif
-        multiply_piece_keys(score, query, slot(turn));
+        multiply_piece_keys(score, query, stage(turn));
         soften(rows, score, added, share.position(turn));
         if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
-        add_piece_values(rows, score, slot(turn));
+        add_piece_values(rows, score, stage(turn));
         __syncwarp();
         copy(turn + DEPTH);
     }

@@ -100,7 +100,7 @@ __device__ __forceinline__ void finish_rows(
         }
     }
 #else
-    static_assert(WARPS_L * TILE_M * V_WIDTH * 4 <= SLOTS * SLOT_BYTES, "parts are staged where the operands were");
+    static_assert(WARPS_L * TILE_M * V_WIDTH * 4 <= STAGES * STAGE_BYTES, "parts are staged where the operands were");
     __shared__ float tops[WARPS_L][TILE_M], sums[WARPS_L][TILE_M];
     __syncthreads();
     #pragma unroll

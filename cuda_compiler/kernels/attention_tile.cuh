@@ -2,12 +2,12 @@
 constexpr int WARPS = WARPS_M * WARPS_L, THREADS = WARPS * 32, TILE_M = WARPS_M * 16, STEP = BLOCK / WARPS_L;
 constexpr int TILES = (LENGTH + BLOCK - 1) / BLOCK;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
-constexpr int SLOTS = 3; // blocks of keys or of values that are on their way or in use
+constexpr int STAGES = 3; // blocks of keys or of values that are on their way or in use
 static_assert(TILES < 1 << 15, "tiles are listed in 15 bits");
 static_assert(STEP % 16 == 0, "a warp multiplies by 16 positions at a time");
 
 constexpr int Q_BYTES = tile_bytes(TILE_M, QK_WIDTH);
-constexpr int SLOT_BYTES = tile_bytes(BLOCK, QK_WIDTH > V_WIDTH ? QK_WIDTH : V_WIDTH);
+constexpr int STAGE_BYTES = tile_bytes(BLOCK, QK_WIDTH > V_WIDTH ? QK_WIDTH : V_WIDTH);
 
 // Starts copying `count` rows of SIZE elements, and zeros behind them, into a tile of ROWS by WIDTH.
 template <int ROWS, int SIZE, int WIDTH, int CHUNK, typename Row>

@@ -6,9 +6,9 @@ constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15)
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
 constexpr int K_PITCH = QK_WIDTH * ELEMENT_BYTES + 16;
 constexpr int V_PITCH = V_WIDTH * ELEMENT_BYTES + 16; // bytes, so that banks differ
-constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * (V_PITCH + SCALE_BYTES);
+constexpr int K_BYTES = PIECE * K_PITCH, STAGE_BYTES = K_BYTES + PIECE * (V_PITCH + SCALE_BYTES);
 constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
-static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");
+static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * STAGE_BYTES, "a warp's results lie where its pieces were");
 
 // Of each set a lane has the rows 2 * (l % 4) and the next: scores at the positions l / 4 and l / 4 + 8, the two rows
 // side by side; results at the columns l / 4 and l / 4 + 8 of each 16. The sums are over the lane's own positions.
@@ -236,7 +236,7 @@ __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, con
 
 __device__ __forceinline__ float* warp_results(unsigned char* ring, int warp)
 {
-    return reinterpret_cast<float*>(ring + warp * DEPTH * SLOT_BYTES);
+    return reinterpret_cast<float*>(ring + warp * DEPTH * STAGE_BYTES);
 }
 
 // The column of a lane's results, by their numbers.

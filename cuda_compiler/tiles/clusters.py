@@ -24,7 +24,7 @@ class ClusterTiling(Tiling):
     requires = WARPGROUPS
     files = (
         *("tensor_cores.cuh", "warpgroups.cuh", "clusters.cuh", "tile.cuh"),
-        *("tile_warpgroups.cuh", "tile_cluster.cuh", "tile_once.cuh"),
+        *("tile_copies.cuh", "tile_warpgroups.cuh", "tile_cluster.cuh", "tile_once.cuh"),
     )
 
     @property
