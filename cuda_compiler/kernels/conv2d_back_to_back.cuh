@@ -4,7 +4,7 @@
 // of what the first epilogue reads. Blocks stay, and their TEAMS of one warpgroup take tiles of 64 pixels in turns:
 // MADE results of each, 64 at a time, then COLUMNS results of those. With ADDED_COMMON, a third convolution is added to
 // the first. Grid: blocks in x.
-static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && GROUPS == 1, "64 pixels a warpgroup, 64 channels a stage");
+static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && GROUPS == 1, "64 pixels a team, 64 channels a stage");
 static_assert(MADE % 64 == 0 && COMMON % 64 == 0 && ADDED_COMMON % 64 == 0, "whole stages");
 static_assert(sizeof(OUT_T) == 2 && STORE_SIZE == 8 && PAIRS == 1, "eight lanes share two rows");
 constexpr int OWN_SLICES = COMMON / 64, SLICES = OWN_SLICES + ADDED_COMMON / 64, PARTS = MADE / 64;

@@ -293,7 +293,8 @@ struct VectorStream {
         for (int first = 0; first < CHUNKS; first += 32) {
             int index = first + lane, v = index / (SPAN / 8), octet = index % (SPAN / 8), k = span * SPAN + octet * 8;
             if (CHUNKS % 32 == 0 || index < CHUNKS) {
-                vector_t* target = stages + (stage * VECTORS + v) * STAGE_ROW + (octet % OCTETS * 4 + octet / OCTETS) * 8;
+                vector_t* row = stages + (stage * VECTORS + v) * STAGE_ROW;
+                vector_t* target = row + (octet % OCTETS * 4 + octet / OCTETS) * 8;
                 bool valid = k < COMMON;
                 copy_chunk_cached(target, vector + (long long)v * p.vector_row + (valid ? k : 0), valid);
             }
