@@ -3,8 +3,9 @@
 // so that half precision holds what it would of the values themselves.
 //
 // Codes become the operands of tensor cores in registers. The terms of a sum may come in any order: a lane takes
-// neighbours of a row, which one load brings, and queries and weights are arranged in the same order. Words of four
-// codes that a lane has of a row, and how many of them are neighbours.
+// neighbours of a row, which one load brings, and queries and weights are arranged in the same order.
+
+// Words of four codes that a lane has of a row, and how many of them are neighbours.
 constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
 static_assert(HEAD_SIZE % 32 == 0 && VALUE_SIZE % 32 == 0, "a lane has whole words of each row");

@@ -7,7 +7,8 @@
 // 16 positions in turns and do not wait for each other: each copies DEPTH pieces ahead. Blocks of positions that the
 // mask closes are not read. Only as many clusters work as have enough to do. The queries are computed here; so are
 // FRESH keys and values, which this kernel also writes to their places among the others. A row that is closed
-// everywhere gives zeros. Grid: clusters in x, batch * groups in z.
+// everywhere gives zeros.
+// Grid: clusters in x, batch * groups in z.
 
 // Computes the queries and the new keys and values together: all loads are issued before the first is waited for.
 __device__ __forceinline__ void compute_inputs(

@@ -4,12 +4,13 @@
 // 2023).
 //
 // A cluster of blocks of threads, or several where a text is long, computes all rows of the SHARED query heads that
-// read one head of keys. Each block gets as many neighbouring pieces of 16 positions of what is open. Single warps take
-// these in turns and do not wait for each other: each copies DEPTH pieces ahead. What the mask closes is not read. The
-// queries are computed here. So are FRESH keys and values of each text, which this kernel also writes to their pages; a
-// block that has copied such a page replaces them in its copy. How a text is divided depends on its own length alone,
-// and so do the bits of its results. A row that is closed everywhere gives zeros. What pages hold, numbers or codes, is
-// a matter of attention_pieces.cuh or of attention_coded_pieces.cuh. Grid: clusters in x, batch * heads of keys in z.
+// read one head of keys. Blocks get equal numbers of neighbouring pieces of 16 positions of what is open. Single warps
+// take these in turns and do not wait for each other: each copies DEPTH pieces ahead. What the mask closes is not read.
+// The queries are computed here. So are FRESH keys and values of each text, which this kernel also writes to their
+// pages; a block that has copied such a page replaces them in its copy. How a text is divided depends on its own length
+// alone, and so do the bits of its results. A row that is closed everywhere gives zeros. What pages hold, numbers or
+// codes, is a matter of attention_pieces.cuh or of attention_coded_pieces.cuh.
+// Grid: clusters in x, batch * heads of keys in z.
 static_assert(PAGE % BLOCK == 0 && BLOCK % PIECE == 0, "a block of positions lies in one page");
 
 // The pages that open blocks of positions lie in.

@@ -47,10 +47,11 @@ __device__ __forceinline__ uint address_in_cluster(const void* target, int rank)
 #endif
     return remote;
 }
-__device__ __forceinline__ void store_at(uint address_in_cluster, uint value)
+// Writes to such an address.
+__device__ __forceinline__ void store_at(uint address, uint value)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in_cluster), "r"(value) : "memory");
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 #endif
 }
 

@@ -1,7 +1,7 @@
 // Matrix products on compute capability 9.0: a[m, k] by b[k, n], lines of both along k. One warp asks the copy engine
 // for tiles, two warpgroups multiply what is there. With TURNS each of them has a tile of its own, and one stores while
-// the other multiplies; else they share a tile. Blocks stay and take tiles in turns. With SPLITS, as many blocks form a
-// cluster that computes one tile, each a part of k.
+// the other multiplies; else they share a tile. Blocks stay and take tiles in turns. SPLITS blocks form a cluster
+// that computes one tile, each of them a part of k.
 //
 // Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the
 // tensor cores, are eight neighbours of a row.

@@ -1,7 +1,8 @@
 // A step of a recurrent layer on tensor cores: a block computes the gates of 16 / GATES units for 8 * SETS rows of the
 // batch; its warps share h, and then some threads compute new states. Only the first step waits before it reads weights
 // and gates; later ones read them before they wait. What elementwise arithmetic carries from step to step is kept in
-// float. Grid: units, rows of the batch, directions. Block: 32 * WARPS.
+// float.
+// Grid: units, rows of the batch, directions. Block: 32 * WARPS.
 constexpr int THREADS = 32 * WARPS, BATCH = 8 * SETS;
 constexpr int BLOCK_UNITS = 16 / GATES;
 // Elements of h at a time: each thread has 8 neighbours of two rows of weights for them.

@@ -1,6 +1,7 @@
 // Scans: each result combines an element and all ahead of it in its column. A block walks over chunk `blockIdx.y` of
 // ROWS columns, or of LANES neighbouring ones, in tiles of ITEMS elements a thread; `scan_totals` has combined the
-// chunks ahead of it. Grid: groups of columns in x, chunks in y.
+// chunks ahead of it.
+// Grid: groups of columns in x, chunks in y.
 constexpr int TILE = SLICES * ITEMS;
 
 __device__ __forceinline__ constexpr int padded(int index) { return index + index / 32; } // so that banks differ

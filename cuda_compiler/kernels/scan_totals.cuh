@@ -1,5 +1,5 @@
-// Combines each chunk of a scan's columns, for `scan`: states [columns, chunks]. Grid: groups of columns in x, chunks
-// in y.
+// Combines each chunk of a scan's columns, for `scan`: states [columns, chunks].
+// Grid: groups of columns in x, chunks in y.
 extern "C" __global__ void __launch_bounds__(LANES * SLICES * ROWS) scan_totals(
     SOURCE_PARAMETERS State* totals, const Params p)
 {

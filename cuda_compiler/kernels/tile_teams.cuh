@@ -15,8 +15,9 @@ struct Ring : Turn {
     __device__ unsigned char* operands() const { return stages + stage * STAGE_BYTES; }
 };
 
-// What the copying warpgroup does. `copier.begin(tile)` goes to a tile of results, of which it then copies
-// `steps` tiles along the common dimension; see `begin_copies`.
+// What the copying warpgroup does. `copier.begin(tile)` goes to a tile of results, of which it then copies `steps`
+// tiles along the common dimension; its `copy_a(stage)` and `copy_b(stage)` start copying the next one. With B_CONSTANT
+// nothing before this grid writes what the latter reads.
 template <typename Copier>
 __device__ __forceinline__ void copy_tiles(Copier& copier, Ring ring, int steps)
 {

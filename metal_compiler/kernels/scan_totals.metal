@@ -1,5 +1,5 @@
-// Combines each chunk of a scan's columns, for `scan`: states [columns, chunks]. Grid: groups of columns in x, chunks
-// in y.
+// Combines each chunk of a scan's columns, for `scan`: states [columns, chunks].
+// Grid: groups of columns in x, chunks in y.
 kernel void scan_totals(
     device State* totals [[buffer(TOTALS_BUFFER)]],
     PROLOGUE_BUFFERS
