@@ -117,12 +117,14 @@ def _asked(url: str, vocabulary: int, load: Load, steps: Mapping[int, float], de
         "all clients over the decode step alone": most * steps[lanes] / (1000 * lanes * devices),
     }
     period = 2 * load.clients * load.answer / most
-    half = ask(url, vocabulary, load, load.clients, load.seconds + period, period)
-    start = min(record["asked"] for record in half) + period  # locust starts clients by dozens, who ask at once
+    half = ask(url, vocabulary, load, load.clients, load.seconds + 2 * period, period)
+    start = min(record["asked"] for record in half) + 2 * period  # until then there are fewer texts than later
+    share = throughput(half, start) / most
     half = [record for record in half if record["asked"] >= start]
     first = [1000 * (record["first"] - record["asked"]) for record in half]
     yield {
         "half load: requests": len(half),
+        "half load: tokens/s over all clients'": share,
         "half load: first token p50, ms": float(np.percentile(first, 50)),
         "half load: first token p99, ms": float(np.percentile(first, 99)),
     }
@@ -145,7 +147,7 @@ def _engine_figures(folder: Path, device: str | None, clients: int, load: Load) 
         "chunk of tokens, ms": {count: 1000 * _chunk_seconds(engine, count) for count in engine.chunks},
     }
     if most > 1:
-        figures["longest chunk beside a step of all lanes, ms"] = 1000 * _together_seconds(engine, most, load)
+        figures |= _together(engine, most, load)
     return figures | {"without a server, tokens/s": _driver_rate(engine, most, load)}
 
 
@@ -158,8 +160,8 @@ def _chunk_seconds(engine: Any, tokens: int) -> float:
     return _median_seconds(lambda: engine.prefill(part)())
 
 
-def _together_seconds(engine: Any, lanes: int, load: Load) -> float:
-    """What a turn takes in which the longest chunk is filled in while all lanes but its own go on."""
+def _together(engine: Any, lanes: int, load: Load) -> dict[str, float]:
+    """What the longest chunk and a step take while all lanes but its own go on: one of each, and one after another."""
     from npu_text.batching.engine import LaneSteps, Prefill
 
     each = ceil_div(load.prompt + load.answer, engine.page_tokens)
@@ -175,16 +177,34 @@ def _together_seconds(engine: Any, lanes: int, load: Load) -> float:
         filled()
         stepped()
 
-    return _median_seconds(turn)
+    one_of_each = _median_seconds(turn)
+    filling, ended = [engine.prefill(part), engine.prefill(part)], 0
+    seconds: list[float] = []
+    started = time.perf_counter()
+    while ended < 20:
+        seconds.append(_seconds(lambda: engine.step(steps)()))
+        if filling[0].is_done():
+            filling.pop(0)()
+            filling.append(engine.prefill(part))
+            ended += 1
+    chunk = (time.perf_counter() - started) / ended
+    for fill in filling:
+        fill()
+    return {
+        "longest chunk beside a step of all lanes, ms": 1000 * one_of_each,
+        "while both go on: a step, ms": 1000 * median(seconds),
+        "while both go on: a chunk, ms": 1000 * chunk,
+    }
 
 
 def _median_seconds(call: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(20):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return median(seconds)
+    return median(_seconds(call) for _ in range(20))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def _driver_rate(engine: Any, clients: int, load: Load) -> float:
@@ -272,9 +292,8 @@ def ask(
     with tempfile.TemporaryDirectory() as folder:
         asked = {"model": MODEL, "vocabulary": vocabulary, "prompt": load.prompt, "answer": load.answer}
         asked |= {"records": str(Path(folder) / "records"), "period": period}
-        rate = clients if period is None else clients / period
         command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("serving_locustfile.py"))]
-        command += ["--headless", "--host", url, "--users", str(clients), "--spawn-rate", str(rate)]
+        command += ["--headless", "--host", url, "--users", str(clients), "--spawn-rate", str(clients)]
         command += ["--run-time", f"{seconds:.0f}s", "--stop-timeout", "600", "--loglevel", "WARNING", "--only-summary"]
         if load.processes > 1 and clients > 1:
             command += ["--processes", str(load.processes)]
@@ -285,12 +304,12 @@ def ask(
         return [json.loads(line) for file in Path(folder).glob("records-*") for line in file.read_text().splitlines()]
 
 
-def throughput(records: Sequence[dict[str, Any]]) -> float:
-    """Tokens a second while all clients had a text open."""
+def throughput(records: Sequence[dict[str, Any]], since: float = 0.0) -> float:
+    """Tokens a second while all clients asked, from a time on."""
     clients: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         clients[record["client"]].append(record)
-    start: float = max(min(record["asked"] for record in own) for own in clients.values())
+    start: float = max(since, *(min(record["asked"] for record in own) for own in clients.values()))
     end: float = min(max(record["end"] for record in own) for own in clients.values())
     tokens = 0.0
     for record in records:

@@ -30,16 +30,23 @@ class Client(User):
     """One client."""
 
     def on_start(self) -> None:
-        """Draws what it asks for from numbers of its own."""
+        """Draws what it asks for from numbers of its own; where the load has a rate, it begins at any time."""
         self._number = f"{os.getpid()}-{next(_NUMBERS)}"
         self._random = random.Random(self._number)
-        self._asked = 0.0
+        self._due = time.time()
+        if _LOAD["period"] is not None:
+            self._due += self._random.random() * _LOAD["period"]
+            time.sleep(self._due - time.time())
 
     def wait_time(self) -> float:
-        """Seconds from an answer to the next request: none, or such that requests come at random at the wanted rate."""
+        """Seconds from an answer to the next request: none, or such that requests come at random at the wanted rate.
+
+        Who is answered too late for its next request asks at once, and not less often in all.
+        """
         if _LOAD["period"] is None:
             return 0.0
-        return max(0.0, self._asked + self._random.expovariate(1 / _LOAD["period"]) - time.time())
+        self._due += self._random.expovariate(1 / _LOAD["period"])
+        return max(0.0, self._due - time.time())
 
     @task
     def ask(self) -> None:
@@ -47,12 +54,12 @@ class Client(User):
         prompt = [self._random.randrange(_LOAD["vocabulary"]) for _ in range(_LOAD["prompt"])]
         body = {"model": _LOAD["model"], "prompt": prompt, "max_tokens": _LOAD["answer"], "temperature": 0}
         body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-        self._asked = time.time()
+        asked = time.time()
         error: Exception | None = None
         tokens = 0
         try:
             first, tokens = self._read(json.dumps(body))
-            record = {"client": self._number, "asked": self._asked, "first": first, "end": time.time()}
+            record = {"client": self._number, "asked": asked, "first": first, "end": time.time()}
             with _RECORDS.open("a") as file:
                 file.write(json.dumps(record | {"tokens": tokens}) + "\n")
         except (OSError, http.client.HTTPException, ValueError) as failure:
@@ -60,7 +67,7 @@ class Client(User):
         self.environment.events.request.fire(
             request_type="POST",
             name="/v1/completions",
-            response_time=1000 * (time.time() - self._asked),
+            response_time=1000 * (time.time() - asked),
             response_length=tokens,
             exception=error,
             context={},

@@ -26,9 +26,9 @@ from typing import Any
 
 from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Device
-from npu_runtime.backend import Recording
+from npu_runtime.backend import Launched, Recording
 from npu_text.batching.driver import Driver
-from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
+from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.paged_engine import PagedEngine
 from npu_text.batching.texts import TextRequest, Turn
 from tests.support.decoders import make_decoder
@@ -48,15 +48,17 @@ class _Times(Recording):
 
     taken: list[tuple[float, float, float, float]] = []  # noqa: RUF012 - of all of them, in order
 
-    def launch(self) -> Callable[[], None]:
-        asked = time.thread_time()
+    def launch(self) -> Launched:
+        return _Timed(time.thread_time(), self.taken)
 
-        def wait() -> None:
-            begun = time.thread_time()
-            self.taken.append((asked, left, begun, time.thread_time()))
 
-        left = time.thread_time()
-        return wait
+class _Timed(Launched):
+    def __init__(self, asked: float, taken: list[tuple[float, float, float, float]]) -> None:
+        self._asked, self._taken, self._left = asked, taken, time.thread_time()
+
+    def __call__(self) -> None:
+        begun = time.thread_time()
+        self._taken.append((self._asked, self._left, begun, time.thread_time()))
 
 
 def steps(lanes: int, engine: PagedEngine, sampling: LaneSampling) -> dict[str, Any]:
@@ -105,6 +107,14 @@ def make_engine(folder: Path, lanes: Sequence[int]) -> PagedEngine:
     return PagedEngine(decoder.folder, device)
 
 
+class _Filled:
+    def __call__(self) -> Prefilled:
+        return Prefilled(Chosen(70))
+
+    def is_done(self) -> bool:
+        return True
+
+
 class _Letters:
     """A `BatchEngine` that gives letters at a pace."""
 
@@ -117,8 +127,8 @@ class _Letters:
 
     def copy_page(self, source: int, target: int) -> None: ...
 
-    def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
-        return lambda: Prefilled(Chosen(70))
+    def prefill(self, part: Prefill) -> Filling:
+        return _Filled()
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         until = time.perf_counter() + self.seconds

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, cast
 
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, CUDADevice
 from cuda_runtime.plan import CUDAPlan
-from npu_runtime.backend import BoundPlan, Recording
+from npu_runtime.backend import BoundPlan, Launched, Recording
 
 __all__ = ["CUDARecording"]
 
@@ -34,12 +33,12 @@ class CUDARecording(Recording):
             pointers = [cast(CUDABuffer, buffer).pointer for buffer in bound.buffers]
             behind_kernel = plan.ask(pointers, behind_kernel)
 
-    def launch(self) -> Callable[[], None]:
+    def launch(self) -> Launched:
         with self._device.current():
             self._graph.launch(self._device.stream)
             done = cupy().cuda.Event(disable_timing=True)
             done.record(self._device.stream)
-        return partial(self._wait, done)
+        return _Launched(self._device, self._bound, done)
 
     def replay(self, *, sync: bool, stream: Any) -> None:
         device = self._device
@@ -54,8 +53,17 @@ class CUDARecording(Recording):
                 for bound in self._bound:
                     bound.look()
 
-    def _wait(self, done: Any) -> None:
+
+class _Launched(Launched):
+    def __init__(self, device: CUDADevice, bound: Sequence[BoundPlan], done: Any) -> None:
+        self._device, self._bound, self._done = device, bound, done
+
+    def __call__(self) -> None:
         with self._device.active():
-            done.synchronize()
+            self._done.synchronize()
         for bound in self._bound:
             bound.look(finished=False)
+
+    def is_done(self) -> bool:
+        with self._device.current():
+            return bool(self._done.done)

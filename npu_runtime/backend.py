@@ -21,7 +21,7 @@ from npu_compiler.dtypes import dtype as find_dtype
 from npu_compiler.errors import DeviceError, InputError, IRError
 from npu_compiler.tensor.layout import BufferSpec
 
-__all__ = ["Backend", "BoundPlan", "DeviceBuffer", "PreparedPlan", "Recording", "Traffic", "Transfers"]
+__all__ = ["Backend", "BoundPlan", "DeviceBuffer", "Launched", "PreparedPlan", "Recording", "Traffic", "Transfers"]
 
 
 class DeviceBuffer(ABC):
@@ -148,35 +148,46 @@ class BoundPlan:
         return self.record([replace(self)])  # of one that does not hold the recording in turn
 
 
+class Launched:
+    """What was launched: called, it waits until all of that has run. Here it has run already."""
+
+    def __call__(self) -> None:
+        """Waits.
+
+        Raises:
+            DeviceError: The device failed.
+            InputError: An index lay beyond its tensor.
+        """
+
+    def is_done(self) -> bool:
+        """Whether it has run, so that nothing is left to be waited for; asking takes no time of the device."""
+        return True
+
+
 class Recording:
     """Bound plans that run one after another, again and again. Here each launch runs them and waits for them."""
 
     def __init__(self, bound: Sequence[BoundPlan]) -> None:
         self._bound = bound
 
-    def launch(self) -> Callable[[], None]:
+    def launch(self) -> Launched:
         """Asks for all of them, after everything that was asked for before.
 
         Returns:
-            What waits until they have run; it raises DeviceError where the device failed, and InputError where an
-            index lay beyond its tensor.
+            What waits until they have run.
 
         Raises:
             DeviceError: The device refused a command.
         """
         for bound in self._bound:
             bound.run()
-        return _nothing_to_wait_for
+        return Launched()
 
     def replay(self, *, sync: bool, stream: Any) -> None:
         """Asks for all of them, as `BoundPlan.__call__` says."""
         if stream is not None:
             raise DeviceError(f"given the stream {stream!r:.60}, but this device has no streams; leave it out")
         self.launch()()
-
-
-def _nothing_to_wait_for() -> None:
-    return None
 
 
 @dataclass

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from npu_compiler.errors import DeviceError, NPUError
-from npu_text.batching.engine import BatchEngine, Prefilled, Stepped
+from npu_text.batching.engine import BatchEngine, Filling, Prefilled, Stepped
 from npu_text.batching.scheduler import Scheduler
-from npu_text.batching.texts import Event, Limits, News, Text, TextRequest, Turn
+from npu_text.batching.texts import Event, Fill, Limits, News, Text, TextRequest, Turn
 
 __all__ = ["Driver", "Status"]
 
@@ -63,6 +63,7 @@ class Driver:
         self._lock = threading.Condition()
         self._stopping = False
         self._failure = ""
+        self._filling: list[tuple[Fill, Filling]] = []  # what may be under way
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -86,7 +87,7 @@ class Driver:
         return text
 
     def cancel(self, text: Text) -> None:
-        """Ends a text; its lane is free when the turn that runs is over. Nothing where it has ended already."""
+        """Ends a text; its lane is free when what runs for it is over. Nothing where it has ended already."""
         with self._lock:
             self.scheduler.cancel(text)
 
@@ -122,17 +123,20 @@ class Driver:
         news = News()
         while True:
             with self._lock:
-                turn = self._next(patient=not news)
+                turn = self._next(patient=not (news or self._filling))
             if turn is None:
+                for _, filling in self._filling:
+                    filling()
                 return
             started = time.perf_counter()
-            waits = self._launch(turn)
+            step = self._launch(turn)
             late = [Event(text, finish="late") for text in turn.late]
             if news or late:
                 self._deliver([*news.events(), *late])
             with self._lock:
                 self.scheduler.prepare()
-            filled, stepped = waits()
+            stepped = None if step is None else step()
+            filled = self._filled(waits=step is None)
             with self._lock:
                 news = self.scheduler.absorb(turn, filled, stepped)
             if turn:
@@ -147,17 +151,27 @@ class Driver:
             self._lock.wait()
         return None
 
-    def _launch(self, turn: Turn) -> Callable[[], tuple[Sequence[Prefilled], Stepped | None]]:
-        """Hands a turn to the device; what is given waits for the results."""
+    def _launch(self, turn: Turn) -> Callable[[], Stepped] | None:
+        """Hands a turn to the device; gives what waits for its step."""
         for begin in turn.begins:
             self.engine.begin(*begin)
-        fills = []
-        for copies, part in turn.fills:
-            for source, target in copies:
+        for fill in turn.fills:
+            for source, target in fill.copies:
                 self.engine.copy_page(source, target)
-            fills.append(self.engine.prefill(part))
-        step = None if turn.steps is None else self.engine.step(turn.steps)
-        return lambda: ([fill() for fill in fills], None if step is None else step())
+            self._filling.append((fill, self.engine.prefill(fill.part)))
+        return None if turn.steps is None else self.engine.step(turn.steps)
+
+    def _filled(self, waits: bool) -> list[tuple[Fill, Prefilled]]:
+        """What has run of the prompts under way; waits for the first one, where nothing else was waited for."""
+        done: list[tuple[Fill, Prefilled]] = []
+        left: list[tuple[Fill, Filling]] = []
+        for fill, filling in self._filling:
+            if (waits and not done) or filling.is_done():
+                done.append((fill, filling()))
+            else:
+                left.append((fill, filling))
+        self._filling = left
+        return done
 
 
 def _place(text: Text) -> tuple[int, int, int]:

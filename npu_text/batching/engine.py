@@ -13,7 +13,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BatchEngine", "Chosen", "LaneSampling", "LaneSteps", "MaskSource", "Prefill", "Prefilled", "Stepped"]
+__all__ = [
+    "BatchEngine",
+    "Chosen",
+    "Filling",
+    "LaneSampling",
+    "LaneSteps",
+    "MaskSource",
+    "Prefill",
+    "Prefilled",
+    "Stepped",
+]
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,15 @@ class Prefilled(NamedTuple):
     scores: tuple[Chosen, ...] = ()
 
 
+class Filling(Protocol):
+    """Tokens of a prompt on their way into the cache; called, it waits for what `Prefill` gives."""
+
+    def __call__(self) -> Prefilled: ...
+
+    def is_done(self) -> bool:
+        """Whether they are there, so that calling it waits for no more than the choice of a token."""
+
+
 class LaneSteps(NamedTuple):
     """A step of N lanes, in columns: the place of a lane is the same in each.
 
@@ -197,12 +216,12 @@ class BatchEngine(Protocol):
             tokens: Of the prompt, as penalties count them.
         """
 
-    def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
+    def prefill(self, part: Prefill) -> Filling:
         """Puts tokens into the cache.
 
         Returns:
-            Waits for the result. Calls of this lane before it is called are queued behind this one; steps of other
-            lanes may overtake it.
+            Waits for the result. Calls of this lane before it is called are queued behind this one, and so is all that
+            is filled in later; steps of other lanes may overtake it, any number of them.
         """
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
@@ -213,4 +232,4 @@ class BatchEngine(Protocol):
         """
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copies a page, ahead of whatever is asked for next."""
+        """Copies a page, as it is behind what was asked for before, ahead of whatever is filled in next."""

@@ -5,8 +5,11 @@ Where masks say which tokens may be chosen it is two: they are made while the la
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +20,21 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.errors import InputError
 from npu_compiler.graph.page_copies import page_read_ir, page_write_ir
-from npu_runtime.backend import BoundPlan
+from npu_runtime.backend import BoundPlan, Launched, Recording
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_text.batching.bound_choice import LaneGroup
 from npu_text.batching.choosing import LaneChooser, accepted
-from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
+from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.lane_sampling import check_sampling
 from npu_text.batching.scoring import TokenScorer
-from npu_text.batching.step_calls import Scene, StepCalls, StepTurn, device_buffer, visible
+from npu_text.batching.step_calls import Scene, StepCalls, StepResult, StepTurn, device_buffer, visible
 from npu_text.step_functions import ProgramFunctions, open_program
 
 __all__ = ["PagedEngine"]
+
+_COPIES = 4  # of pages, that may be queued behind prompts
 
 
 class PagedEngine:
@@ -85,7 +90,7 @@ class PagedEngine:
             )
             for name, executor in executors.items()
         }
-        self._copy = _PageCopy(self, pools)
+        self._copy = _PageCopy(self, self._beside, pools)
         self._tables = _LaneTables(self.lanes, batch.context // batch.page_tokens, batch.pages)
         self._group: LaneGroup | None = None  # of the last step
         self._filling: dict[int, object] = {}  # lanes whose last fill may be under way, each with what waits for it
@@ -100,7 +105,7 @@ class PagedEngine:
         self._group = None
         self.chooser.begin(lane, sampling, tokens)
 
-    def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
+    def prefill(self, part: Prefill) -> Filling:
         """As `BatchEngine.prefill`."""
         count = len(part.tokens)
         length = next((n for n in self.chunks if n >= count), 0)
@@ -121,9 +126,9 @@ class PagedEngine:
                 del self._filling[part.lane]
             return Prefilled(_first(chosen) if part.choose else None)
 
-        return filled
+        return _Filling(filled, [result])
 
-    def _scored(self, part: Prefill, best: int) -> Callable[[], Prefilled]:
+    def _scored(self, part: Prefill, best: int) -> Filling:
         """Tokens of one text as the lanes of decode steps, for chunks give the logits of their last token alone.
 
         All lanes of a step write their keys before any reads, so each token sees those before it.
@@ -132,19 +137,24 @@ class PagedEngine:
         tokens, positions = np.array(part.tokens, np.int64), np.arange(part.position, part.position + count)
         lanes, pages = np.full(count, part.lane), [tuple(part.pages)] * count
         following = [*part.tokens[1:], *([] if part.following is None else [part.following])]
-        end, waits = count - part.choose, []
+        end = count - part.choose
+        waits: list[StepResult[tuple[Chosen, ...]]] = []
         for start in range(0, end, self.lanes):
             some = slice(start, min(start + self.lanes, end))
             steps = LaneSteps(lanes[some], tokens[some], positions[some], pages[some])
             turn = self._turn(len(steps.lanes), self._decode, steps)
             waits.append(turn.score(following[some], best))
-        chosen: Callable[[], Stepped] | None = None
+        chosen: StepResult[Stepped] | None = None
         if part.choose:
             masks = [] if part.mask is None else [(part.mask, 0)]
-            chosen = self.step(LaneSteps(lanes[end:], tokens[end:], positions[end:], pages[end:], masks=masks))
-        return lambda: Prefilled(
-            None if chosen is None else _first(chosen()), tuple(score for wait in waits for score in wait())
-        )
+            last = LaneSteps(lanes[end:], tokens[end:], positions[end:], pages[end:], masks=masks)
+            chosen = self._step(last)
+
+        def filled() -> Prefilled:
+            scores = tuple(score for wait in waits for score in wait())
+            return Prefilled(None if chosen is None else _first(chosen()), scores)
+
+        return _Filling(filled, [*waits, *([] if chosen is None else [chosen])])
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         """As `BatchEngine.step`."""
@@ -152,15 +162,20 @@ class PagedEngine:
         if not 1 <= count <= self.lanes or length > self.guess:
             given = f"{count} lanes with up to {length} tokens"
             raise InputError(f"given {given}, expected 1 to {self.lanes} with up to {self.guess}")
-        turn = self._turn(count, self._decode if length == 1 else self._check, steps)
         if length == 1:
-            if self._group is None or self._group.lanes is not steps.lanes:
-                self._group = self.chooser.group(steps.lanes)
-            return turn.launch(self._group, steps.positions + 1, steps.masks)
+            return self._step(steps)
+        turn = self._turn(count, self._check, steps)
         lanes = np.where(turn.positions[:count] < 0, self.lanes, steps.lanes[:, None]).reshape(-1)  # or nobody's
         masks = [(source, place * self.guess) for source, place in steps.masks]
         result = turn.launch(self.chooser.group(lanes), turn.positions[:count].reshape(-1) + 1, masks)
         return lambda: _accepted(steps, result(), self.guess)
+
+    def _step(self, steps: LaneSteps) -> StepResult[Stepped]:
+        """A step of one token for each lane."""
+        turn = self._turn(len(steps.lanes), self._decode, steps)
+        if self._group is None or self._group.lanes is not steps.lanes:
+            self._group = self.chooser.group(steps.lanes)
+        return turn.launch(self._group, steps.positions + 1, steps.masks)
 
     def _turn(self, lanes: int, functions: Mapping[int, str], steps: LaneSteps) -> StepTurn:
         """The next turn of the function for the fewest lanes that hold these, with their step."""
@@ -173,9 +188,21 @@ class PagedEngine:
 
     def copy_page(self, source: int, target: int) -> None:
         """As `BatchEngine.copy_page`."""
-        if self._filling:
-            self.device.backend.wait_for(self._beside.backend)
         self._copy(source, target)
+
+
+@dataclass(frozen=True)
+class _Filling:
+    """See `engine.Filling`: what `filled` gives, once `results` are there."""
+
+    filled: Callable[[], Prefilled]
+    results: Sequence[StepResult[Any]]
+
+    def __call__(self) -> Prefilled:
+        return self.filled()
+
+    def is_done(self) -> bool:
+        return all(result.is_done() for result in self.results)
 
 
 def _first(stepped: Stepped) -> Chosen:
@@ -233,26 +260,35 @@ def _pools(batch: BatchSpec, executor: Executor, device: Device) -> list[NPUBuff
 
 
 class _PageCopy:
-    """Copies a page of every pool to another place."""
+    """Copies a page of every pool to another place, in the order of what is filled in, and behind the steps so far.
 
-    def __init__(self, engine: PagedEngine, made: Sequence[NPUBuffer]) -> None:
+    Steps do not wait for it: who reads the copy is filled in behind it.
+    """
+
+    def __init__(self, engine: PagedEngine, device: Device, made: Sequence[NPUBuffer]) -> None:
         assert engine.spec.batch is not None
-        device, dtype = engine.device, engine.spec.dtype
+        dtype = engine.spec.dtype
         held = engine.spec.batch.pools(dtype)
         read = Executor(compile(page_read_ir(held, dtype), device.target), device)
         write = Executor(compile(page_write_ir(held, dtype), device.target), device)
         pools = {f"pool_{number}": pool for number, pool in enumerate(made)}
         pages = {spec.name: device_buffer(device, spec) for spec in read.plan.outputs}
         named = {spec.name: spec for executor in (read, write) for spec in executor.plan.inputs}
-        self._source, source = visible(device, named["source"])
-        self._target, target = visible(device, named["target"])
-        taken: BoundPlan = read.bind(pools | {"source": source}, pages)
-        put: BoundPlan = write.bind(pools | pages | {"target": target}, {})
-        self._recording = device.backend.record([taken, put])
-        self._wait: Callable[[], None] | None = None
+        self._device, self._behind = device.backend, engine.device.backend
+        self._turns: list[tuple[NDArray[Any], NDArray[Any], Recording]] = []
+        for _ in range(_COPIES):
+            source_array, source = visible(device, named["source"])
+            target_array, target = visible(device, named["target"])
+            taken: BoundPlan = read.bind(pools | {"source": source}, pages)
+            put: BoundPlan = write.bind(pools | pages | {"target": target}, {})
+            self._turns.append((source_array, target_array, device.backend.record([taken, put])))
+        self._waits: deque[Launched] = deque()
 
     def __call__(self, source: int, target: int) -> None:
-        if self._wait is not None:
-            self._wait()
-        self._source[0], self._target[0] = source, target
-        self._wait = self._recording.launch()
+        if len(self._waits) == _COPIES:
+            self._waits.popleft()()
+        turn = self._turns.pop(0)
+        self._turns.append(turn)
+        turn[0][0], turn[1][0] = source, target
+        self._device.wait_for(self._behind)
+        self._waits.append(turn[2].launch())

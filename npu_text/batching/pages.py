@@ -172,6 +172,7 @@ class PageTable:
         self.pages: tuple[int, ...] = ()
         self.shared_tokens = 0
         self._pool, self._promised, self._share = pool, promised, share
+        self._sources: list[int] = []  # of copies that may not have been made yet
         self._last = pool._root  # the last page whose content is known
         self._learned = 0  # how many pages that makes
 
@@ -189,7 +190,7 @@ class PageTable:
         To be called once, before anything is written.
 
         Returns:
-            Pages to copy before anything is written, each with what it is copied to.
+            Pages to copy before anything is written, each with what it is copied to; `copied` is to follow.
         """
         if not self._share:
             return []
@@ -205,15 +206,20 @@ class PageTable:
         if known is None or 4 * count < pool.page_tokens:  # a copy for a few tokens is more work than those
             return []
         pool._take(known.page)
-        try:
-            if pool.available == 0:  # the page to copy is the last there is
-                return []
-            target = self._draw()
-            self.pages += (target,)
-        finally:
+        if pool.available < pool.promised:  # others need it
             pool._drop(known.page)
+            return []
+        self._sources.append(known.page)
+        target = self._draw()
+        self.pages += (target,)
         self.shared_tokens += count
         return [(known.page, target)]
+
+    def copied(self) -> None:
+        """Says that the copies of `begin` have been made: what was copied may be written to from now on."""
+        for page in self._sources:
+            self._pool._drop(page)
+        self._sources = []
 
     def room(self, tokens: int) -> None:
         """Has pages for the first so many tokens."""
@@ -221,22 +227,22 @@ class PageTable:
         self.pages += tuple(self._draw() for _ in range(missing))
 
     def fill(self, tokens: Sequence[int]) -> None:
-        """Says what is in the cache by now: all tokens of the text so far. Full pages are shared from here on."""
+        """Says what is in the cache, or on its way there: all tokens of the text so far.
+
+        Full pages are shared from here on. Where others have computed the same, the text keeps its own page: the other
+        may still be on its way.
+        """
         size = self._pool.page_tokens
         if not self._share:
             return
         while (self._learned + 1) * size <= len(tokens):
             at = self._learned
             page, held = self.pages[at], tuple(tokens[at * size : (at + 1) * size])
-            known = self._pool._learn(page, held, self._last)
-            if known.page != page:  # two texts computed the same: one page of the two is enough
-                self._pool._take(known.page)
-                self._pool._drop(page)
-                self.pages = (*self.pages[:at], known.page, *self.pages[at + 1 :])
-            self._last, self._learned = known, at + 1
+            self._last, self._learned = self._pool._learn(page, held, self._last), at + 1
 
     def release(self, tokens: Sequence[int]) -> None:
         """Gives all pages back; what they hold, `tokens`, is kept until another text needs the room."""
+        self.copied()
         self.fill(tokens)
         size = self._pool.page_tokens
         rest = tuple(tokens[self._learned * size :])

@@ -1,9 +1,10 @@
 """Who gets lanes and pages when: texts wait, are filled into the cache by chunks, and run together.
 
 One turn is what a device is asked to do between two looks at the queue: prompts of at most one chunk together, then one
-step of all texts that run. So no running text ever waits for more than one chunk of somebody's prompt. Texts start in
-the order of their priority, then of their arrival, and none overtakes one that waits for pages. One that has started
-has every page promised that it may need (`pages`), and is never put out.
+step of all texts that run. So no running text ever waits for more than one chunk of somebody's prompt. A device may do
+both at once: then steps go on while prompts are under way, and the chunk that follows is asked for ahead, so that
+prompts go in without a gap. Texts start in the order of their priority, then of their arrival, and none overtakes one
+that waits for pages. One that has started has every page promised that it may need (`pages`), and is never put out.
 
 Nothing here knows a device or a clock: what a device computed, and the time, are handed in.
 """
@@ -22,11 +23,12 @@ from npu_compiler.errors import BusyError, InputError
 from npu_text.batching.engine import BatchEngine, Chosen, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.pages import PagePool, PageTable
 from npu_text.batching.running import RunningTexts
-from npu_text.batching.texts import Counters, Event, Limits, News, Text, TextRequest, Turn
+from npu_text.batching.texts import Counters, Event, Fill, Limits, News, Text, TextRequest, Turn
 
 __all__ = ["Scheduler"]
 
 _FEW = 64  # texts that ended, in a heap
+_CHUNKS_UNDER_WAY = 2  # the one that is being computed, and the one that follows without a gap
 
 
 class Scheduler:
@@ -51,7 +53,8 @@ class Scheduler:
         self._waiting: list[tuple[int, int, Text]] = []  # a heap; texts that ended are still in it
         self._deadlines: list[tuple[float, int, Text]] = []  # the same
         self._waiting_count = 0
-        self._filling: list[Text] = []
+        self._filling: list[Text] = []  # those among them that have ended leave with their last part under way
+        self._under_way = 0  # tokens of prompts
         self._running = RunningTexts(engine.page_tokens)
         self._some_ended = False  # of those that run
         self._serials = count()
@@ -114,15 +117,21 @@ class Scheduler:
             )
 
     def cancel(self, text: Text) -> None:
-        """Ends a text; its lane and pages are free at once. Nothing where it has ended already."""
+        """Ends a text; nothing where it has ended already.
+
+        Its lane and pages are free at once, or when the part of its prompt that is under way has run.
+        """
         self._end(text, "cancelled")
 
     def end_all(self) -> list[Text]:
-        """Ends all texts, as when the device failed; gives them."""
-        texts = [text for _, _, text in self._waiting if not text.finish]
-        texts += [*self._filling, *(text for text in self._running.texts if not text.finish)]
+        """Ends all texts, as when the device failed and nothing is under way any more; gives them."""
+        texts = [text for _, _, text in self._waiting] + self._filling + self._running.texts
+        texts = [text for text in texts if not text.finish]
         for text in texts:
             self.cancel(text)
+        for text in self._filling:
+            self._leave(text)
+        self._filling, self._under_way = [], 0
         self.pool.forget()
         return texts
 
@@ -135,34 +144,51 @@ class Scheduler:
         if self._running.texts:  # before what is admitted now
             turn.steps, turn.running = self._steps(), self._running.texts
         self._admit(turn)
-        room = self._chunks[-1]
+        self._fill(turn)
+        turn.alone = not self._under_way
+        return turn
+
+    def _fill(self, turn: Turn) -> None:
+        """As much of prompts as there is room for beside what is under way; of each text one part."""
+        longest = self._chunks[-1]
+        room = min(longest, _CHUNKS_UNDER_WAY * longest - self._under_way)
         for text in self._filling:
+            if text.finish or text.filled == len(text.request.prompt):
+                continue
             if self._function(text) > room:
                 break
             copies = self._begin(text) if text.filled == 0 else []
-            room -= self._function(text)
-            turn.fills.append((copies, self._part(text)))
-            turn.filling.append(text)
-        return turn
+            length = self._function(text)
+            room -= length
+            self._under_way += length
+            turn.fills.append(Fill(text, copies, self._part(text), length))
+            text.parts += 1
 
     def prepare(self) -> None:
         """Has ready what the next step needs and does not depend on the tokens that this one chooses."""
         self._running.make_room(1)
 
-    def absorb(self, turn: Turn, filled: Sequence[Prefilled], stepped: Stepped | None) -> News:
+    def absorb(self, turn: Turn, filled: Sequence[tuple[Fill, Prefilled]], stepped: Stepped | None) -> News:
         """What came of a turn. Texts that were cancelled meanwhile are left out.
 
         Args:
             turn: What was asked for.
-            filled, stepped: What the engine gave for its fills and steps.
+            filled: What has run by now of this turn's fills and of those of turns before, in the order in which they
+                were asked for, each with what the engine gave.
+            stepped: What it gave for the steps.
         """
         news = News() if stepped is None else self._after_step(turn, stepped)
         events = []
-        for text, (_, part), result in zip(turn.filling, turn.fills, filled, strict=True):
-            if not text.finish:
-                is_first = part.scored is not None and part.position == 0
-                scores = (None, *result.scores) if is_first else result.scores
-                events.append(self._after_fill(text, result.chosen, scores))
+        for fill, result in filled:
+            fill.text.parts -= 1
+            self._under_way -= fill.length
+            if fill.copies:
+                _table(fill.text).copied()
+            if not fill.text.finish:
+                events.append(self._after_fill(fill, result))
+            elif not fill.text.parts:
+                self._filling.remove(fill.text)
+                self._leave(fill.text)
         joined = [event.text for event in events if event.chosen and not event.finish]
         if joined:
             self._running.add(joined)
@@ -211,7 +237,6 @@ class Scheduler:
         table, request, start = _table(text), text.request, text.filled
         end = min(start + self._function(text), len(request.prompt))
         table.room(end)
-        pages = table.pages  # those to write to: some may turn out to be known, and be others' from then on
         text.filled = end
         table.fill(text.tokens[:end])
         choose = end == len(request.prompt) and request.limit > 0
@@ -219,7 +244,7 @@ class Scheduler:
             lane=_lane(text),
             tokens=request.prompt[start:end],
             position=start,
-            pages=pages,
+            pages=table.pages,
             choose=choose,
             mask=request.grammar if choose else None,
             scored=request.scored,
@@ -248,8 +273,12 @@ class Scheduler:
         running.look_at_pages()
         return guesses
 
-    def _after_fill(self, text: Text, chosen: Chosen | None, scores: tuple[Chosen | None, ...]) -> Event:
-        if text.filled < len(text.request.prompt):
+    def _after_fill(self, fill: Fill, filled: Prefilled) -> Event:
+        text, part, chosen = fill.text, fill.part, filled.chosen
+        scores: tuple[Chosen | None, ...] = filled.scores
+        if part.scored is not None and part.position == 0:
+            scores = (None, *scores)
+        if part.position + len(part.tokens) < len(text.request.prompt):
             return Event(text, scores=scores)
         if chosen is None:
             self._end(text, "length")
@@ -327,14 +356,20 @@ class Scheduler:
             self._waiting = _without_ended(self._waiting, self._waiting_count)
             self._deadlines = _without_ended(self._deadlines, self._waiting_count)
             return
+        if text not in self._filling:
+            self._some_ended = True
+        elif text.parts:  # which write to its pages
+            return
+        else:
+            self._filling.remove(text)
+        self._leave(text)
+
+    def _leave(self, text: Text) -> None:
+        """Gives back the lane and the pages of a text that has ended."""
         if text.added:
             text.filled = len(text.tokens) - 1
         _table(text).release(text.tokens[: text.filled])
-        self._lanes.append(text.lane)
-        if text in self._filling:
-            self._filling.remove(text)
-        else:
-            self._some_ended = True
+        self._lanes.append(_lane(text))
         text.lane = text.table = None
 
 

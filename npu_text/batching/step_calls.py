@@ -15,7 +15,7 @@ from npu_compiler.errors import NPUError
 from npu_compiler.graph.lane_tokens import Feature
 from npu_compiler.graph.page_copies import staging_ir
 from npu_compiler.tensor.layout import BufferSpec
-from npu_runtime.backend import BoundPlan, Recording
+from npu_runtime.backend import BoundPlan, Launched, Recording
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
@@ -25,10 +25,11 @@ from npu_text.batching.choosing import LaneChooser
 from npu_text.batching.engine import Chosen, LaneSteps, MaskSource, Prefill, Stepped
 from npu_text.batching.scoring import BoundScores, TokenScorer
 
-__all__ = ["Scene", "StepCalls", "StepTurn", "device_buffer", "visible"]
+__all__ = ["Scene", "StepCalls", "StepResult", "StepTurn", "device_buffer", "visible"]
 
 _Given = TypeVar("_Given")
 _TURNS = 2  # calls of a function that may be on their way at a time
+_TURNS_BESIDE = 4  # of one that overlaps with others: several may be queued while steps go on
 _NOBODY = -1  # the position of what is nobody's
 
 
@@ -36,7 +37,7 @@ class Scene:
     """What the turns of a function share: memory on the device, and the plans around it.
 
     Where the function runs on a sibling of the chooser's device it overlaps with what that does. Its choices are asked
-    for late, when the results are waited for, so that nothing else waits for them.
+    for late, when the host has waited for the function, so that no step waits for it.
 
     Attributes:
         device: Where the function runs.
@@ -104,15 +105,10 @@ class Scene:
         there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
         return self.device.backend.record([self._staging.bind(given, there), function.plan, *behind])
 
-    def launch(self, recording: Recording) -> Callable[[], None]:
+    def launch(self, recording: Recording) -> Launched:
         """Asks for a call of the function, behind all that was asked of the chooser's device."""
         self.device.backend.wait_for(self._beside)
         return recording.launch()
-
-    def launch_choice(self, choice: Recording) -> Callable[[], None]:
-        """Asks for a choice that is a launch of its own, behind the function."""
-        self._beside.wait_for(self.device.backend)
-        return choice.launch()
 
 
 class _Function(NamedTuple):
@@ -142,16 +138,16 @@ def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
 
 
 class StepCalls:
-    """Calls of one function, each in the next of some turns."""
+    """Calls of one function, each in one of some turns."""
 
     def __init__(self, scene: Scene) -> None:
-        self._turns = [StepTurn(scene) for _ in range(_TURNS)]
-        self._next = 0
+        self._turns = [StepTurn(scene) for _ in range(_TURNS_BESIDE if scene.overlaps else _TURNS)]
 
     def turn(self) -> StepTurn:
-        """The next turn, once what was asked for in it before has run."""
-        found = self._turns[self._next]
-        self._next = (self._next + 1) % _TURNS
+        """A turn: the latest that is free, as each is recorded by itself; else the oldest, once its call has run."""
+        found = next((turn for turn in reversed(self._turns) if turn.is_free), self._turns[0])
+        self._turns.remove(found)
+        self._turns.append(found)
         found.free()
         return found
 
@@ -170,7 +166,12 @@ class StepTurn:
         self.positions[...] = _NOBODY
         self._calls: dict[frozenset[Feature] | None, _Call] = {}
         self._scoring: _ScoringCall | None = None
-        self._pending: _Result[Any] | None = None
+        self._pending: StepResult[Any] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing of its last call is left to be waited for."""
+        return self._pending is None or self._pending.is_settled
 
     def free(self) -> None:
         """Waits for the last call; what it gave is kept for whoever asks for it."""
@@ -206,7 +207,7 @@ class StepTurn:
 
     def launch(
         self, group: LaneGroup | None, positions: NDArray[np.int64], masks: Sequence[tuple[MaskSource, int]]
-    ) -> _Result[Stepped]:
+    ) -> StepResult[Stepped]:
         """Asks for the call, and for choices from the first rows of its logits.
 
         Args:
@@ -228,20 +229,20 @@ class StepTurn:
             if masks:
                 with call.choice.masks() as content:
                     masks[0][0].write_masks(masks, content)
-            choose = partial(self._scene.launch_choice, call.late)
+            choose = call.late.launch
             if not self._scene.overlaps:
                 waits.append(choose())
                 choose = None
-        result = _Result(waits, _nothing if call.choice is None else partial(_stepped, call.choice), choose)
+        result = StepResult(waits, _nothing if call.choice is None else partial(_stepped, call.choice), choose)
         self._pending = result
         return result
 
-    def score(self, tokens: Sequence[int], best: int) -> _Result[tuple[Chosen, ...]]:
+    def score(self, tokens: Sequence[int], best: int) -> StepResult[tuple[Chosen, ...]]:
         """Asks for the call, and for scores of tokens by the first rows of its logits; gives what waits for them."""
         if self._scoring is None:
             self._scoring = self._scene.record_scores(self._function, self._buffers)
         self._scoring.scores.put(tokens, best)
-        result = _Result([self._scene.launch(self._scoring.recording)], self._scoring.scores.read)
+        result = StepResult([self._scene.launch(self._scoring.recording)], self._scoring.scores.read)
         self._pending = result
         return result
 
@@ -255,39 +256,48 @@ def _stepped(choice: BoundChoice) -> Stepped:
     return Stepped(tokens, told={place: (one,) for place, one in told.items()})
 
 
-class _Result(Generic[_Given]):
+class StepResult(Generic[_Given]):
     """What a call gives, once it has been waited for."""
 
     def __init__(
         self,
-        waits: Sequence[Callable[[], None]],
+        waits: Sequence[Launched],
         read: Callable[[], _Given],
-        late: Callable[[], Callable[[], None]] | None = None,
+        late: Callable[[], Launched] | None = None,
     ) -> None:
         """For a call.
 
         Args:
             waits: What waits for its launches, in order.
             read: Reads the results then.
-            late: Asks for the last launch, before anything is waited for.
+            late: Asks for one more launch when they have been waited for.
         """
         self._waits, self._read, self._late = waits, read, late
         self._given: list[_Given] = []
         self._error: NPUError | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has been waited for."""
+        return not self._waits
+
     def settle(self) -> None:
         """Waits; an error is kept for `__call__`."""
-        waits, self._waits = self._waits, ()
-        if not waits:
+        if self.is_settled:
             return
+        waits, self._waits = self._waits, ()
         try:
-            if self._late is not None:
-                waits = [*waits, self._late()]
             for wait in reversed(waits):  # the last one tells when all have run
                 wait()
+            if self._late is not None:
+                self._late()()
             self._given.append(self._read())
         except NPUError as error:
             self._error = error
+
+    def is_done(self) -> bool:
+        """Whether all has run but for what is asked for late."""
+        return self.is_settled or self._waits[-1].is_done()
 
     def __call__(self) -> _Given:
         """The results.

@@ -32,7 +32,7 @@ def guessing(engine: BatchEngine) -> tuple[Callable[[], TextGuesser] | None, Cal
     times = StepTimes()
 
     def observe(turn: Turn, seconds: float) -> None:
-        if turn.steps is not None and not turn.fills:
+        if turn.steps is not None and turn.alone:
             times.learn(1 + max(map(len, turn.steps.guesses), default=0), seconds)
 
     if engine.guess < 2:

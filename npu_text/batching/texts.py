@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill, Stepped
 from npu_text.batching.pages import PageTable
 
-__all__ = ["Counters", "Event", "Grammar", "Guesser", "Limits", "News", "Text", "TextRequest", "Turn"]
+__all__ = ["Counters", "Event", "Fill", "Grammar", "Guesser", "Limits", "News", "Text", "TextRequest", "Turn"]
 
 
 class Guesser(Protocol):
@@ -74,6 +74,7 @@ class Text:
         lane: Where it runs; None before and after.
         filled: How many tokens are in the cache, or on their way into it; of the prompt, while it runs.
         shared: How many of them others had computed.
+        parts: Of its prompt, how many are under way into the cache.
         finish: Why it ended: ``stop`` (a stop token), ``complete`` (its grammar allows no more), ``length``,
             ``cancelled`` or ``late`` (it waited for too long); empty before.
         arrived: When, as `Scheduler` was told.
@@ -88,6 +89,7 @@ class Text:
     table: PageTable | None = None
     filled: int = 0
     shared: int = 0
+    parts: int = 0
     finish: str = ""
 
     @property
@@ -152,25 +154,41 @@ class News(NamedTuple):
         return events
 
 
+class Fill(NamedTuple):
+    """A part of a prompt that is to go into the cache.
+
+    Attributes:
+        text: Whose.
+        copies: Pages that are to be copied ahead of it: arguments of `BatchEngine.copy_page`.
+        part: The argument of `BatchEngine.prefill`.
+        length: How many tokens the function takes that takes it.
+    """
+
+    text: Text
+    copies: list[tuple[int, int]]
+    part: Prefill
+    length: int
+
+
 @dataclass
 class Turn:
     """What to ask of the device, in this order.
 
     Attributes:
         begins: Lanes that texts take: arguments of `BatchEngine.begin`.
-        fills: Parts of prompts, each with pages that are to be copied ahead of it: arguments of
-            `BatchEngine.copy_page`.
+        fills: Parts of prompts; they may still be under way when the steps are over, and others begin.
         steps: The next tokens of what runs; None where nothing does.
-        filling, running: Whose `fills` and `steps` are.
+        running: Whose `steps` are.
         late: Texts that waited for too long.
+        alone: Whether no parts of prompts are under way meanwhile.
     """
 
     begins: list[tuple[int, LaneSampling, Sequence[int]]] = field(default_factory=list)
-    fills: list[tuple[list[tuple[int, int]], Prefill]] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
     steps: LaneSteps | None = None
-    filling: list[Text] = field(default_factory=list)
     running: Sequence[Text] = ()
     late: list[Text] = field(default_factory=list)
+    alone: bool = True
 
     def __bool__(self) -> bool:
         """Whether the device is asked for anything."""

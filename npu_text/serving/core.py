@@ -17,9 +17,10 @@ from npu_text.serving.vocabulary import Vocabulary
 
 __all__ = ["Core", "Listener", "TextJob"]
 
-# Of time between two events of a stream, for each stream that there is. An event takes the loop about half as long:
-# were each token an event, they would fill the time of short steps, and the engine's thread would wait for the loop's.
-_SECONDS_OF_STREAM = 60e-6
+# Of time between two events of a stream, for each stream that there is. An event takes the loop about a quarter as
+# long: were each token an event, they would fill the time of short steps, and new requests, whose lanes are idle until
+# they are read, and the engine's thread would wait for the loop's.
+_SECONDS_OF_STREAM = 120e-6
 
 
 @dataclass(frozen=True)
@@ -171,4 +172,4 @@ class Core:
 
     def _observe(self, turn: Turn, seconds: float) -> None:
         self._learn(turn, seconds)
-        self._listener.turn(seconds, sum(len(part.tokens) for _, part in turn.fills), len(turn.running))
+        self._listener.turn(seconds, sum(len(fill.part.tokens) for fill in turn.fills), len(turn.running))

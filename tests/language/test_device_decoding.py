@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -117,7 +116,7 @@ def test_the_device_is_kept_busy(on_device: Generator, monkeypatch: pytest.Monke
     events: list[str] = []
 
     class Watched(Recording):
-        def launch(self) -> Callable[[], None]:
+        def launch(self) -> Any:
             events.append("launch")
             wait = super().launch()
 
@@ -143,7 +142,7 @@ def test_steps_that_are_not_read_are_waited_for(on_device: Generator, monkeypatc
     waiting: set[int] = set()
 
     class Counted(Recording):
-        def launch(self) -> Callable[[], None]:
+        def launch(self) -> Any:
             super().launch()
             number = len(launched)
             launched.append(number)

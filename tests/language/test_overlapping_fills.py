@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from threading import Semaphore
 from typing import Any
 
 import pytest
 
 from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Device
-from npu_runtime.backend import BoundPlan, Recording
+from npu_runtime.backend import BoundPlan, Launched, Recording
+from npu_text.batching.driver import Driver
 from npu_text.batching.engine import LaneSampling, Prefill
 from npu_text.batching.paged_engine import PagedEngine
+from npu_text.batching.texts import Event, TextRequest, Turn
 from tests.language.test_paged_engine import Allowed, Text, go_on, one_step, prompt
 from tests.support.decoders import Decoder, check_greedy, greedy, make_decoder
 
+_ASKED = 3
+
 
 class _Late(Recording):
-    """What is launched runs when somebody waits for it."""
+    """What is launched runs when somebody waits for it, or has asked for it some times."""
 
     def __init__(self, queue: list[Callable[[], object]], bound: Sequence[BoundPlan]) -> None:
         super().__init__(bound)
         self._queue = queue
 
-    def launch(self) -> Callable[[], None]:
+    def launch(self) -> Launched:
         self._queue.append(super().launch)
-        return lambda: _run(self._queue)
+        return _LateLaunch(self._queue)
+
+
+class _LateLaunch(Launched):
+    def __init__(self, queue: list[Callable[[], object]]) -> None:
+        self._queue, self._last, self._asked = queue, queue[-1], 0
+
+    def __call__(self) -> None:
+        _run(self._queue)
+
+    def is_done(self) -> bool:
+        self._asked += 1
+        while self._asked > _ASKED and self._last in self._queue:
+            self._queue.pop(0)()
+        return self._last not in self._queue
 
 
 def _run(queue: list[Callable[[], object]]) -> None:
@@ -49,6 +68,7 @@ def engine(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> PagedEngine:
     beside.record = lambda bound: _Late(queue, bound)
     for backend in (device.backend, beside):
         monkeypatch.setattr(backend, "shares_memory_with", lambda other: True)
+    beside.wait_for = lambda other: None  # that has run
     monkeypatch.setattr(device.backend, "wait_for", lambda other: _run(queue if other is beside else []))
     monkeypatch.setattr(device.backend, "sibling", lambda overlapping=1: beside)
     return PagedEngine(decoder.folder, device)
@@ -95,6 +115,32 @@ def test_a_copied_page_is_filled_before(engine: PagedEngine, decoder: Decoder) -
     go_on([second], 3)
     check_greedy(decoder, second.prompt, second.tokens)
     assert [filling().chosen.token] == greedy(decoder, common, 1)
+
+
+def test_texts_of_a_driver(engine: PagedEngine, decoder: Decoder) -> None:
+    """Steps go on while prompts are filled in, and none of a text that is still on its way."""
+    common, ended = prompt(50, 8), Semaphore(0)
+    prompts = prompt(9, 1), prompt(40, 2), [*common, *prompt(15, 3)], [*common, *prompt(5, 4)]
+    requests = [TextRequest(tuple(tokens), 12) for tokens in prompts]
+    turns: list[Turn] = []
+
+    def deliver(events: Sequence[Event]) -> None:
+        for event in events:
+            if event.finish:
+                ended.release()
+
+    driver = Driver(engine, deliver, observe=lambda turn, seconds: turns.append(turn))
+    texts = [driver.submit(request) for request in requests]
+    driver.start()
+    for _ in texts:
+        assert ended.acquire(timeout=60)
+    driver.stop()
+    assert [text.finish for text in texts] == ["length"] * 4
+    assert texts[3].shared == 50  # a page, and part of one that was copied
+    assert sum(bool(turn.steps) and not turn.alone and not turn.fills for turn in turns) > _ASKED
+    for text in texts:
+        given = list(text.request.prompt)
+        check_greedy(decoder, given, text.tokens[len(given) :])
 
 
 def test_a_mask_holds(engine: PagedEngine, decoder: Decoder) -> None:

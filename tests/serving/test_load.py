@@ -17,7 +17,7 @@ HAS_LOCUST = find_spec("locust") is not None  # imported, it would change socket
 def test_clients_of_locust(period: float | None) -> None:
     load = Load(clients=4, prompt=12, answer=9)
     with serve() as server:
-        records = ask(server.url, 256, load, load.clients, 1.0, period)
+        records = ask(server.url, 256, load, load.clients, 1.0 if period is None else 3.0, period)
         finished = dict(server.service.core.driver.scheduler.counters.finished)
     assert len({record["client"] for record in records}) == load.clients
     assert finished == {"length": len(records)}

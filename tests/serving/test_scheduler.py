@@ -12,11 +12,11 @@ from random import Random
 import pytest
 
 from npu_compiler.errors import BusyError, InputError
-from npu_text.batching.engine import LaneSampling
+from npu_text.batching.engine import Filling, LaneSampling
 from npu_text.batching.pages import PagePool
 from npu_text.batching.scheduler import Scheduler
 from npu_text.batching.text_guesser import guessing
-from npu_text.batching.texts import Event, Limits, Text, TextRequest, Turn
+from npu_text.batching.texts import Event, Fill, Limits, Text, TextRequest, Turn
 from tests.support.simulated_engine import SimulatedEngine
 
 
@@ -28,6 +28,7 @@ class Simulation:
         self.engine, self.scheduler = engine, Scheduler(engine, limits)
         self.now = 0.0
         self.events: list[Event] = []
+        self.filling: list[tuple[Fill, Filling]] = []
 
     def launch(self) -> tuple[Turn, Callable[[], None]]:
         """One turn; what is called then waits for it."""
@@ -35,17 +36,19 @@ class Simulation:
         self.now += 1
         for begin in turn.begins:
             self.engine.begin(*begin)
-        fills = []
-        for copies, part in turn.fills:
-            for copy in copies:
+        for fill in turn.fills:
+            for copy in fill.copies:
                 self.engine.copy_page(*copy)
-            fills.append(self.engine.prefill(part))
+            self.filling.append((fill, self.engine.prefill(fill.part)))
         step = None if turn.steps is None else self.engine.step(turn.steps)
         if self.prepares:
             self.scheduler.prepare()
 
         def absorb() -> None:
-            news = self.scheduler.absorb(turn, [fill() for fill in fills], None if step is None else step())
+            stepped = None if step is None else step()
+            done = [entry for entry in self.filling if entry[1].is_done()] or self.filling[: step is None]
+            self.filling = [entry for entry in self.filling if entry not in done]
+            news = self.scheduler.absorb(turn, [(fill, filling()) for fill, filling in done], stepped)
             self.events += news.events()
 
         return turn, absorb
@@ -56,7 +59,7 @@ class Simulation:
         return turn
 
     def run(self) -> None:
-        while self.turn():
+        while self.turn() or self.filling or self.scheduler.started:
             pass
 
     def check_all_free(self) -> None:
@@ -85,13 +88,15 @@ def random_request(random: Random, beginnings: Sequence[tuple[int, ...]]) -> Tex
     )
 
 
-@pytest.mark.parametrize(("lanes", "pages", "guess"), [(4, 24, 1), (8, 200, 1), (3, 16, 4), (16, 64, 4)])
-def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess: int) -> None:
+@pytest.mark.parametrize(
+    ("lanes", "pages", "guess", "late"), [(4, 24, 1, 2), (8, 200, 1, 0), (3, 16, 4, 0), (16, 64, 4, 3)]
+)
+def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess: int, late: int) -> None:
     """The engine reads every text back through its pages; half the texts begin alike, some are cancelled."""
     random = Random(lanes)
     beginnings = [tuple(random.choices(range(320), k=64)) for _ in range(3)]
     simulation = Simulation(SimulatedEngine(lanes, pages), prepares=pages != 200)
-    simulation.engine.ending, simulation.engine.guess = 7, guess
+    simulation.engine.ending, simulation.engine.guess, simulation.engine.late = 7, guess, late
     expected: list[list[int]] = []
     texts: list[Text] = []
     pool = simulation.scheduler.pool
@@ -168,7 +173,7 @@ def test_nobody_waits_for_more_than_one_chunk() -> None:
         simulation.scheduler.submit(TextRequest(tuple(range(number, number + 90)), 5), 0)
     while simulation.scheduler.started:
         turn = simulation.turn()
-        sizes = [min(n for n in engine.chunks if n >= len(part.tokens)) for _, part in turn.fills]
+        sizes = [min(n for n in engine.chunks if n >= len(fill.part.tokens)) for fill in turn.fills]
         assert sum(sizes) <= engine.chunks[-1]
         assert turn.steps or not turn
 
@@ -223,7 +228,7 @@ def test_the_same_prompt_again_is_read_and_its_last_page_copied() -> None:
     simulation.run()
     simulation.scheduler.submit(TextRequest(prompt, 4), 0)
     turn = simulation.turn()
-    (((copy,), part),) = turn.fills
+    ((_, (copy,), part, _),) = turn.fills
     assert (part.position, part.tokens) == (31, (31,))
     assert copy[1] == part.pages[-1]
     simulation.run()
@@ -237,6 +242,73 @@ def test_texts_that_arrive_together_share_what_the_first_computes() -> None:
     simulation.run()
     assert simulation.scheduler.counters.shared_tokens >= 3 * 32
     simulation.check_all_free()
+
+
+def test_a_page_to_copy_stays_until_it_is_copied() -> None:
+    """There is no page to spare: a text that goes on meanwhile may not take the one that is still to be read."""
+    simulation = Simulation(SimulatedEngine(pages=14))
+    simulation.engine.ending = 7
+    submit, beginning = simulation.scheduler.submit, tuple(range(12))
+    submit(TextRequest(beginning, 1), 0)
+    simulation.run()
+    running = submit(TextRequest((50, 51), 63), 0)
+    simulation.turn()
+    simulation.engine.late = 100
+    submit(TextRequest(tuple(range(100, 130)), 3), 0)
+    behind = submit(TextRequest((*beginning, 7), 3), 0)
+    simulation.run()
+    for text in (running, behind):
+        assert text.tokens == alone(text.request)
+    simulation.check_all_free()
+
+
+def test_what_is_still_filled_in_is_read_by_none_that_runs() -> None:
+    """A text comes to say what the prompt of another has, which is on its way to a page of its own."""
+    simulation = Simulation(SimulatedEngine())
+    simulation.engine.script, simulation.engine.ending = list(range(50, 90)), 7
+    running = simulation.scheduler.submit(TextRequest(tuple(range(8)), 30), 0)
+    simulation.turn()
+    simulation.turn()
+    simulation.engine.late = 100
+    other = simulation.scheduler.submit(TextRequest((*range(8), *range(50, 70)), 3), 0)
+    simulation.run()
+    assert running.tokens == [*range(8), *range(50, 80)]
+    assert other.tokens[-4:] == [69, 50, 51, 52]
+    simulation.check_all_free()
+
+
+def test_pages_of_who_is_cancelled_stay_while_they_are_filled_in() -> None:
+    simulation = Simulation(SimulatedEngine(pages=10))
+    simulation.engine.ending = 7
+    submit = simulation.scheduler.submit
+    running = submit(TextRequest((50, 51), 40), 0)
+    simulation.turn()
+    simulation.engine.late = 5
+    gone = submit(TextRequest(tuple(range(100, 130)), 3), 0)
+    simulation.turn()
+    simulation.scheduler.cancel(gone)
+    assert simulation.scheduler.started == 2
+    follows = submit(TextRequest(tuple(range(200, 230)), 3), 0)
+    simulation.engine.late = 0
+    simulation.run()
+    for text in (running, follows):
+        assert text.tokens == alone(text.request)
+    simulation.check_all_free()
+
+
+def test_steps_go_on_while_prompts_are_filled_in() -> None:
+    """Two chunks are asked for, the one that is under way and the one that follows."""
+    engine = SimulatedEngine(lanes=8, pages=200)
+    simulation = Simulation(engine)
+    simulation.scheduler.submit(TextRequest((1, 2), 100), 0)
+    simulation.turn()
+    engine.late = 5
+    for number in range(4):
+        simulation.scheduler.submit(TextRequest(tuple(range(10 * number, 10 * number + 30)), 1), 0)
+    turns = [simulation.turn() for _ in range(25)]
+    assert all(turn.steps for turn in turns)
+    assert [len(turn.fills) for turn in turns[:12]] == [1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0]
+    assert [turn.alone for turn in turns].index(True) == 11
 
 
 def test_scored_prompts_are_computed_whole() -> None:
@@ -325,7 +397,7 @@ def test_a_step_takes_no_more_calls_for_more_texts() -> None:
             turn = scheduler.next_turn(0)
             for begin in turn.begins:
                 engine.begin(*begin)
-            filled = [engine.prefill(part)() for _, part in turn.fills]
+            filled = [(fill, engine.prefill(fill.part)()) for fill in turn.fills]
             stepped = engine.step(turn.steps)() if turn.steps else None
             scheduler.prepare()
             scheduler.absorb(turn, filled, stepped)

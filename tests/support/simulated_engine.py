@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError
-from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill, Prefilled, Stepped
+from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, MaskSource, Prefill, Prefilled, Stepped
 
 __all__ = ["SimulatedEngine", "is_allowed"]
 
@@ -31,6 +31,7 @@ class SimulatedEngine:
         fails: Set to make the next call fail as a device does.
         ending: This token is made likely, so that texts end by themselves.
         script: What every text goes on with, then `ending`; None for what follows from the text.
+        late: For so many steps what is filled in stays under way, each behind what was filled in before.
         calls: How many prefills and steps there were.
     """
 
@@ -43,7 +44,8 @@ class SimulatedEngine:
         self.guess = 1
         self.seconds, self.fails, self.ending = 0.0, False, -1
         self.script: Sequence[int] | None = None
-        self.calls = [0, 0]
+        self.calls, self.late = [0, 0], 0
+        self._queue: list[_Late] = []  # what is filled in, and copied
         self._memory = np.full((pages, page_tokens), -1, np.int64)
         self._texts: dict[int, list[int]] = {}
         self._prompts: dict[int, int] = {}
@@ -58,29 +60,38 @@ class SimulatedEngine:
         self._check_call(lane)
         self._texts[lane], self._prompts[lane], self._samplings[lane] = list(tokens), len(tokens), sampling
 
-    def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
+    def prefill(self, part: Prefill) -> Filling:
         self._check_call(part.lane)
         self.calls[0] += 1
+        mask = self._mask(part.mask)
+        late = _Late(self._queue, self.late, lambda: self._filled(part, mask), part.lane)
+        self._queue.append(late)
+        late.is_done()
+        late.wait = self._later(lambda: None)
+        return late
+
+    def _filled(self, part: Prefill, mask: NDArray[np.uint32] | None) -> Prefilled:
         text = self._texts[part.lane]
         end = part.position + len(part.tokens)
         assert 0 < len(part.tokens) <= self.chunks[-1]
         assert list(part.tokens) == text[part.position : end], "tokens of another text"
         self._write(part.pages, part.position, part.tokens)
         self._check_text(part.lane, part.pages, end)
-        chosen = self._choose(part.lane, end, self._mask(part.mask)) if part.choose else None
+        chosen = self._choose(part.lane, end, mask) if part.choose else None
         scores: tuple[Chosen, ...] = ()
         if part.scored is not None:
             prompt = text[: self._prompts[part.lane]]
             assert part.following == (prompt[end] if end < len(prompt) else None), "another token than the next one"
             places = range(part.position + 1, min(end + 1, len(prompt)))
             scores = tuple(_told(self.logits(prompt[:at]), prompt[at], part.scored) for at in places)
-        return self._later(Prefilled(chosen, scores))
+        return Prefilled(chosen, scores)
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         lanes = steps.lanes.tolist()
         assert lanes
         assert len(set(lanes)) == len(lanes)
         self.calls[1] += 1
+        assert set(lanes).isdisjoint(late.lane for late in self._queue), "a step of a lane that is filled in"
         masks = {place: self._mask(source) for source, place in steps.masks}
         results = []
         for place, (lane, token, position, pages) in enumerate(
@@ -101,13 +112,14 @@ class SimulatedEngine:
                 if tokens[number + 1 : number + 2] != [chosen[-1].token]:
                     break
             results.append(tuple(chosen))
-        return self._later(
-            Stepped(
-                np.array([chosen[0].token for chosen in results]),
-                {place: [one.token for one in chosen[1:]] for place, chosen in enumerate(results) if len(chosen) > 1},
-                {place: chosen for place, chosen in enumerate(results) if chosen[0].logprob is not None},
-            )
+        for late in self._queue:
+            late.left -= 1
+        stepped = Stepped(
+            np.array([chosen[0].token for chosen in results]),
+            {place: [one.token for one in chosen[1:]] for place, chosen in enumerate(results) if len(chosen) > 1},
+            {place: chosen for place, chosen in enumerate(results) if chosen[0].logprob is not None},
         )
+        return self._later(lambda: stepped)
 
     def _mask(self, source: MaskSource | None) -> NDArray[np.uint32] | None:
         if source is None:
@@ -118,7 +130,14 @@ class SimulatedEngine:
 
     def copy_page(self, source: int, target: int) -> None:
         assert source != target
-        self._memory[target] = self._memory[source]
+
+        def copy() -> Prefilled:
+            self._memory[target] = self._memory[source]
+            return Prefilled(None)
+
+        late = _Late(self._queue, 0, copy)
+        self._queue.append(late)
+        late.is_done()
 
     def logits(self, text: Sequence[int]) -> NDArray[np.float32]:
         """What follows a text."""
@@ -185,14 +204,38 @@ class SimulatedEngine:
         if self.fails:
             raise DeviceError("the device is gone; this was asked for")
 
-    def _later(self, result: Result) -> Callable[[], Result]:
+    def _later(self, result: Callable[[], Result]) -> Callable[[], Result]:
         self._ready = max(self._ready, time.perf_counter()) + self.seconds
 
         def wait(until: float = self._ready) -> Result:
             time.sleep(max(0.0, until - time.perf_counter()))
-            return result
+            return result()
 
         return wait
+
+
+class _Late:
+    """What is done behind what was asked for before it: after some steps, or when somebody waits."""
+
+    def __init__(self, queue: list[_Late], left: int, run: Callable[[], Prefilled], lane: int = -1) -> None:
+        self._queue, self.left, self._run, self.lane = queue, left, run, lane
+        self._given: list[Prefilled] = []
+        self.wait: Callable[[], None] = lambda: None
+
+    def is_done(self) -> bool:
+        while not self._given and self._queue[0].left <= 0:
+            self._queue[0]._finish()
+        return bool(self._given)
+
+    def __call__(self) -> Prefilled:
+        self.wait()
+        while not self._given:
+            self._queue[0]._finish()
+        return self._given[0]
+
+    def _finish(self) -> None:
+        self._queue.pop(0)
+        self._given.append(self._run())
 
 
 def _told(logits: NDArray[np.float32], token: int, best: int | None) -> Chosen:
