@@ -8,7 +8,7 @@ from dataclasses import replace
 from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
-from cuda_compiler.packing import PackedLoad, pack_positions, pack_size, packed_loads, with_packs
+from cuda_compiler.packing import PackedLoad, each_element, pack_positions, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import (
     COLUMNS,
@@ -115,7 +115,7 @@ def _compute_rows(group: Group, found: Positions, program: RowProgram, loads: Se
     packs = [f"        const Pack<{load.storage}, {size}> x{i} = {load.source};" for i, load in enumerate(loads)]
     lines = [
         *state_functions(program.phases, COLUMNS),
-        f"__device__ __forceinline__ void compute_rows(int pack, int slice, bool alive, {storage}* out, "
+        f"{CUDA.inline} void compute_rows(int pack, int slice, bool alive, {storage}* out, "
         f"{pointer_parameters(found.operands, CUDA)}const Params& p)",
         "{",
         *found.statements,
@@ -171,10 +171,7 @@ def _phase(phase: RowPhase, earlier: Sequence[RowPhase], inner: str, packs: Sequ
 def _each_row(finished: Sequence[RowPhase], inner: str, size: int) -> list[str]:
     """The head of a loop over the rows of a pack; results of earlier reductions are at hand under their names."""
     return [
-        f"        const int first = {inner};",
-        "        #pragma unroll",
-        f"        for (int u = 0; u < {size}; ++u) {{",
-        f"            const int {inner} = first + u;",
+        *each_element(inner, size, " " * 8),
         *(f"            {statement}" for phase in finished for statement in _finished(phase)),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cuda_compiler.anchors import single_launch
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import CHUNK_BYTES
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.draw import Draw
@@ -14,7 +15,6 @@ __all__ = ["DRAW", "lower_draw"]
 
 _THREADS = 1024
 _CAPACITY = 2048  # tokens that are put in order at a time
-_CHUNK_BYTES = 16
 DRAW = KernelTemplate(
     "draw",
     params="int length, logits_row, logits_column, limits_row, limits_column, top_k_row, words_row, words_column",
@@ -34,7 +34,7 @@ def lower_draw(draw: Draw, group: Group, lowering: Lowering) -> list[KernelCall]
         OpRefusal: A tensor that the epilogue reads is too large.
     """
     logits = draw.logits
-    chunk = _CHUNK_BYTES // logits.dtype.size
+    chunk = CHUNK_BYTES // logits.dtype.size
     launch = Launch(
         DRAW,
         grid=(draw.rows, 1, 1),

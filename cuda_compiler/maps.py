@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import epilogue, pack_positions, pack_size
+from cuda_compiler.epilogues import epilogue
+from cuda_compiler.packing import pack_positions, pack_size
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div

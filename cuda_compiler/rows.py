@@ -9,7 +9,7 @@ from math import prod
 from cuda_compiler.columns import lower_columns, rows_side_by_side
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
-from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
+from cuda_compiler.packing import PackedLoad, each_element, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
@@ -46,6 +46,7 @@ _MAX_THREADS = 512
 _MAX_ITEMS = 8  # packs of a row that a thread keeps in registers
 _MANY_ROWS = 1024
 _WARPS_A_BLOCK = 4
+_PREFIX = "v"  # of the names of what a vector is computed from, beside what follows a product of it
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     return [KERNELS.launch(launch, fused, lowering)]
 
 
-def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks: int, prefix: str) -> Prologue:
+def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks: int) -> Prologue:
     """A device function ``compute_row`` by which each block of threads computes an operand, one row or a few.
 
     One row is shared by all threads of a block, ``ROW_THREADS``; of several each is a warp's.
@@ -109,13 +110,12 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
         lowering: Where the trace's tensors are.
         threads: Threads of a block.
         blocks: Blocks that do it.
-        prefix: Tells the names of what it reads from those of others in the same kernel.
     """
     group = operand.row
     rows = prod(group.shape[:-1])
     row_threads = threads if rows == 1 else 32
     positions = (*("0" for _ in group.shape[:-1]), "c") if rows == 1 else (*AXES[1:], "c")
-    operands = row_operands(group, lowering.tensors, positions, prefix)
+    operands = row_operands(group, lowering.tensors, positions, _PREFIX)
     statements = () if rows == 1 else _unpacked_row(operands)
     shape = _block_shape(group, operands, row_threads)
     loads = packed_loads(operands, [group.expr], shape.size)
@@ -168,7 +168,7 @@ def _compute_row(
     inside = [] if shape.items else packs
     lines = [
         *state_functions(program.phases, ROWS),
-        f"__device__ __forceinline__ void compute_row(int row, int lane, {_beside_parameter(group)}{storage}* out, "
+        f"{CUDA.inline} void compute_row(int row, int lane, {_beside_parameter(group)}{storage}* out, "
         f"{pointer_parameters(found.operands, CUDA)}const Params& p)",
         "{",
         *found.statements,
@@ -214,22 +214,12 @@ def _packed_results(
         *inside,
         f"        Pack<{storage}, {shape.size}> result;",
         f"        {storage}* target = out + {found.operands.output};",
-        *_elements(shape),
+        *each_element("c", shape.size, " " * 8),
         *([program.body] if program.body else []),
         f"            result[u] = {storage}({program.value});",
         "        }",
         "        store_pack(target, result);",
         "    }",
-    ]
-
-
-def _elements(shape: _Shape) -> list[str]:
-    """The head of a loop over the elements of a pack."""
-    return [
-        "        const int first = c;",
-        "        #pragma unroll",
-        f"        for (int u = 0; u < {shape.size}; ++u) {{",
-        "            const int c = first + u;",
     ]
 
 
@@ -271,7 +261,7 @@ def _phase(phase: RowPhase, number: int, shape: _Shape, inside: Sequence[str]) -
         f"    {kind} {part} = {identity(phase)};",
         *_loop(phase.extent, shape, shape.size),
         *inside,
-        *_elements(shape),
+        *each_element("c", shape.size, " " * 8),
         *([phase.body] if phase.body else []),
         f"            {part} = combine_{name}({part}, {value_of(phase)});",
         "        }",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import define_indexed, pack_size, pack_source, packed_loads, with_packs
+from cuda_compiler.packing import define_indexed, each_element, pack_source, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div, power_of_two
@@ -20,7 +20,6 @@ from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.operands import Operands, merge_groups
-from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import Operand, are_chunks
 from npu_compiler.lowering.problems.scatter import ScatterRows
@@ -85,8 +84,8 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
     Raises:
         OpRefusal: A tensor that the epilogue reads is too large.
     """
-    found = epilogue_positions(group, lowering, "sum")
-    size = _pack_size(scatter, group, found, lowering)
+    around = AnchoredGroup.of(group, lowering)
+    size = _pack_size(scatter, around)
     outer, rows, width = scatter.shape
     packs = ceil_div(width, size)
     lanes = min(_THREADS, power_of_two(packs))
@@ -123,7 +122,7 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
         flops=scatter.flops,
         prologues=prologues,
     )
-    return [*calls, anchor_launch(launch, anchor_epilogue(group, found, size), lowering)]
+    return [*calls, around.launch(launch, size)]
 
 
 def _slab(scatter: ScatterRows, block_rows: int) -> int:
@@ -195,7 +194,7 @@ def _index(scatter: ScatterRows, lowering: Lowering, by_packs: bool) -> Prologue
     index = scatter.index
     operands = _operands(index, lowering, ("entry",), "g")
     printer = Printer(CUDA, operands.names)
-    head = f"__device__ __forceinline__ int row_at(int entry, {pointer_parameters(operands, CUDA)}const Params& p)"
+    head = f"{CUDA.inline} int row_at(int entry, {pointer_parameters(operands, CUDA)}const Params& p)"
     value = printer.value(index.element)
     packed = not isinstance(index, Computed) and are_chunks(4, index.strides[0], (index.offset,))
     macros = pointer_macros("INDEX", operands, CUDA)
@@ -220,10 +219,7 @@ def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
         *places.lines,
         *heads,
         f"    {kind} result;",
-        "    const int first = column;",
-        "    #pragma unroll",
-        f"    for (int u = 0; u < {size}; ++u) {{",
-        "        const int column = first + u;",
+        *each_element("column", size, " " * 4),
         *printer.lines,
         f"        result[u] = {value};",
         "    }",
@@ -233,12 +229,12 @@ def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
     return Prologue((operands,), macros=macros, text=function(head, body, "result"), flops=flops)
 
 
-def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: Lowering) -> int:
+def _pack_size(scatter: ScatterRows, around: AnchoredGroup) -> int:
     """Columns of a thread: those that the epilogue stores together, where values and base can be read that way too."""
-    size, base = pack_size(group, found.operands, scatter.shape[2]), scatter.base
-    while size > 1 and prod(scatter.shape) < size * _THREADS * lowering.device.cores:
+    size, base = around.pack_size(), scatter.base
+    while size > 1 and prod(scatter.shape) < size * _THREADS * around.device.cores:
         size //= 2  # more blocks, each of fewer rows
-    operands = _operands(scatter.values, lowering, _POSITIONS, "f")
+    operands = _operands(scatter.values, around.lowering, _POSITIONS, "f")
     side_by_side = sum(walk_of[-1] == 1 for leaf, walk_of in operands.walks.items() if isinstance(leaf, Load))
     while size > 1:
         reads_base = base is None or are_chunks(size, base.strides[2], base.across(2))

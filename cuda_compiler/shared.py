@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.epilogues import epilogue
 from cuda_compiler.maps import MAP_THREADS, elementwise_positions
-from cuda_compiler.packing import epilogue
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
@@ -21,9 +21,9 @@ _IDS = ("int(blockIdx.x)", "int(threadIdx.x)")
 
 
 def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[KernelCall]:
-    """One launch, whose blocks are shared out among the groups in order."""
+    """One launch, whose blocks are shared out among the groups in order; none of no groups."""
     parts = [_part(group, number, lowering) for number, group in enumerate(groups)]
-    return [shared_launch(parts, lowering, KERNELS, SHARED, _IDS, _printed)]
+    return [shared_launch(parts, lowering, KERNELS, SHARED, _IDS, _printed)] if parts else []
 
 
 def _part(group: Group, number: int, lowering: Lowering) -> Part:
@@ -38,7 +38,7 @@ def _part(group: Group, number: int, lowering: Lowering) -> Part:
 def _printed(text: SharedText) -> tuple[dict[str, object], str]:
     """The device function ``compute`` hands a block to the group it belongs to."""
     declared = [f"{kind} {name}" for kind, name in text.pointers]
-    compute = f"__device__ __forceinline__ void compute({', '.join(declared)}, const Params& p)"
+    compute = f"{CUDA.inline} void compute({', '.join(declared)}, const Params& p)"
     macros: dict[str, object] = {
         "SHARED_PARAMETERS": ", ".join(declared) + ",",
         "SHARED_ARGUMENTS": "".join(f"{name}, " for _, name in text.pointers),

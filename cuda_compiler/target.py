@@ -68,7 +68,7 @@ class CUDATarget(CodegenTarget):
         )
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
-        return multiplies_codes(image, weight, groups)
+        return multiplies_codes(weight, groups)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]

@@ -10,19 +10,11 @@ from npu_compiler.lowering import recurrence_steps as shared
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.recurrence import Recurrence
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["RECURRENCE_STEP", "lower_recurrence"]
 
 _SIMDGROUPS = 4
-RECURRENCE_STEP = KernelTemplate(
-    "recurrence_step",
-    params=shared.PARAMS,
-    macros=f"{shared.MACROS} SIMDGROUPS",
-    inputs=shared.INPUTS,
-    outputs=shared.OUTPUTS,
-    threads=32 * _SIMDGROUPS,
-)
+RECURRENCE_STEP = shared.step_template("recurrence_step", f"{shared.MACROS} SIMDGROUPS", 32 * _SIMDGROUPS)
 
 
 @lowering_of(Recurrence)

@@ -5,35 +5,14 @@ from __future__ import annotations
 from metal_compiler.anchors import single_launch
 from metal_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
-from npu_compiler.lowering.element import ELEMENT_MACROS
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.scan import Scan
-from npu_compiler.lowering.scan_steps import ScanKernels, scan_calls
+from npu_compiler.lowering.scan_steps import ScanKernels, scan_calls, scan_templates
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["SCAN", "SCAN_TOTALS", "lower_scan"]
 
-_MACROS = f"LANES SLICES {ELEMENT_MACROS}"
-SCAN_TOTALS = KernelTemplate(
-    "scan_totals",
-    params="int columns, length, inner, chunk, chunks",
-    macros=_MACROS,
-    inputs="source?",
-    outputs="totals",
-    computed="source",
-    threads=lambda macros: macros["LANES"] * macros["SLICES"],
-    files="scan_states.metal",
-)
-SCAN = KernelTemplate(
-    "scan",
-    params=SCAN_TOTALS.params,
-    macros=f"{_MACROS} ITEMS value_t",
-    inputs="totals source?",
-    computed="source",
-    threads=SCAN_TOTALS.threads,
-    files="scan_states.metal",
-)
+SCAN_TOTALS, SCAN = scan_templates("LANES SLICES", "ITEMS value_t", "scan_states.metal", params=", chunks")
 _KERNELS = ScanKernels(SCAN, SCAN_TOTALS, KERNELS, single_launch, most_slices=256, several=32, items=4, few_items=4)
 
 

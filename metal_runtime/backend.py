@@ -72,9 +72,10 @@ class MetalBackend(Backend):
 
     @classmethod
     def open(cls, name: str, ordinal: int) -> Self:
+        api = _APIS[name]()
         if ordinal:
             raise DeviceError(f"given the device '{name}:{ordinal}', this machine has one such device; use '{name}'")
-        return cls(_APIS[name]())
+        return cls(api)
 
     def allocate(self, nbytes: int) -> MetalBuffer:
         length = max(nbytes, 1)  # Metal has no empty buffers, a model may have empty tensors

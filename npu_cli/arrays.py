@@ -30,9 +30,13 @@ def _read(path: Path, spec: TensorSpec) -> NDArray[Any]:
     if path.suffix == ".npy":
         try:
             array: NDArray[Any] = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+        except OSError as error:
+            raise InputError(f"cannot read '{path}': {error.strerror}; give the path of an .npy file") from error
+        except (ValueError, EOFError) as error:
             raise InputError(f"cannot read '{path}' as a numpy array ({error}); np.save makes one") from error
         return array
+    if path.suffix == ".npz":
+        raise InputError(f"given '{path}', which holds arrays by name, expected one array; np.save('NAME.npy', array)")
     if len(spec.shape) != 4 or spec.shape[:2] != (1, 3) or not spec.dtype.is_float:
         raise InputError(
             f"'{spec.name}' has shape {spec.shape} and dtype {spec.dtype}, and an image gives float32 of shape "

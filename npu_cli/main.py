@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
+from threading import current_thread, main_thread
 from typing import Any, TextIO, cast
 
 __all__ = ["main"]
 
+_USAGE = 2  # as argparse has it
 _INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 
 
@@ -43,13 +46,18 @@ def _run(arguments: Sequence[str] | None) -> int:
     from npu_cli.parser import build_parser  # here, where an interrupt is noticed
 
     try:
-        parsed = build_parser().parse_args(arguments)
+        parser = build_parser()
+        parsed = parser.parse_args(arguments)
     except SystemExit:
         sys.stdout.flush()  # the text of --help
         raise
+    if parsed.command is None:
+        parser.print_help(sys.stderr)
+        parser.exit(_USAGE)
     # A command's module, and all that it imports, is loaded only when it runs.
-    command = import_module(f"npu_cli.commands.{parsed.command.replace('-', '_')}")
-    from npu_compiler.errors import NPUError
+    with _interrupts_held():
+        command = import_module(f"npu_cli.commands.{parsed.command.replace('-', '_')}")
+        from npu_compiler.errors import NPUError
 
     try:
         status: int = command.execute(parsed)
@@ -60,6 +68,25 @@ def _run(arguments: Sequence[str] | None) -> int:
         _print_error(str(error))
         return 1
     return status
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Lets Ctrl-C wait for the end of the block.
+
+    It is for imports of moments: in the middle of one, C code takes an interrupt for a package that is damaged.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 class _OutputError(Exception):

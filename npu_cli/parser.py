@@ -10,15 +10,19 @@ __all__ = ["build_parser"]
 _SEEDS = 1 << 64  # as many as generators of random numbers take
 _DEVICE_HELP = "as `npu doctor` names it, with an index such as :1; the best of this machine when omitted"
 _TARGET_HELP = "what to compile for; default: what `npu_compiler.compile` does"
+_DEBUG_HELP = "show the traceback of an error"
 _MODEL_HELP = "the GPU to choose kernels for, by the name the target knows it by; the target's default when omitted"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `npu`. Its result names the command in `command`; the other fields are that command's own."""
+    """The parser of `npu`.
+
+    Its result names the command in `command`, None where none was given; the other fields are that command's own.
+    """
     parser = argparse.ArgumentParser(prog="npu", description="Compiles PyTorch models ahead of time and runs them.")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_compile(commands.add_parser("compile", help="compile IR to a program"))
     _add_describe(commands.add_parser("describe", help="print everything a program holds"))
     _add_partition(commands.add_parser("partition", help="show what runs on the device, what on the CPU, and why"))
@@ -34,6 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--repair", action="store_true", help="drop damaged and refused kernels from the cache, try anew"
     )
+    for command in commands.choices.values():  # behind the command too, where one adds it to a line that failed
+        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP)
     return parser
 
 
@@ -160,11 +166,16 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_whole, default=8000, metavar="N", help="default: 8000; 0 for any")
     parser.add_argument("--name", help="by which clients ask for the model; default: the folder's name")
     parser.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="refuse who has none of these; repeat it for each"
+        "--api-key",
+        type=_key,
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="refuse who has none of these; repeat it for each",
     )
     parser.add_argument("--queue", type=_positive, default=1024, metavar="N", help="texts that may wait; default: 1024")
     parser.add_argument(
-        "--patience", type=_number, default=60.0, metavar="SECONDS", help="for which one may wait; default: 60"
+        "--patience", type=_amount, default=60.0, metavar="SECONDS", help="for which one may wait; default: 60"
     )
     parser.add_argument(
         "--chunk", type=_positive, metavar="N", help="tokens of prompts between two steps; default: as a function takes"
@@ -173,7 +184,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--max-body", type=_positive, default=4 << 20, metavar="BYTES", help="of a request; default: 4 MiB"
     )
     parser.add_argument(
-        "--temperature", type=_number, default=1.0, help="where a request names none; default: 1, as the API has it"
+        "--temperature", type=_amount, default=1.0, help="where a request names none; default: 1, as the API has it"
     )
     parser.add_argument("--device", help=f"{_DEVICE_HELP}; a process on each of several, with commas between them")
 
@@ -226,6 +237,12 @@ def _text(text: str) -> str:
     return text
 
 
+def _key(text: str) -> str:
+    if not text:  # as from a variable that is not set; anybody would have it
+        raise argparse.ArgumentTypeError("given '', expected a key")
+    return _text(text)
+
+
 def _numbers(text: str) -> list[int]:
     try:
         return [_whole(part) for part in text.split(",")]
@@ -253,6 +270,13 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"given '{text:.80}', expected a number") from None
+
+
+def _amount(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"given {value}, expected a number from 0 on")
+    return value
 
 
 def _seed(text: str) -> int:

@@ -30,7 +30,7 @@ __all__ = [
 __all__ += ["BFLOAT16", "FLOAT32", "FLOAT64", "FLOAT8_E4M3FN", "FLOAT8_E5M2", "FLOAT8_E8M0FNU", "ALL"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DType(Interned):
     """A data type.
 
@@ -70,6 +70,9 @@ class DType(Interned):
 
     def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        return f"DType({self.name!r})"
 
 
 @cache

@@ -148,7 +148,10 @@ class SafetensorsFile(TensorFile):
         return len(data)
 
     def _damaged(self, what: str) -> WeightError:
-        return WeightError(f"'{self.path}' is no whole safetensors file: {what}; copy or download it again")
+        return WeightError(
+            f"'{self.path}' is no whole safetensors file: {what}; give the .safetensors file that was written beside "
+            "the IR, or, if this is it, copy or download it again"
+        )
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         kind, shape, begin = self._place(name)

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.vocabulary import CLUSTERS
+from cuda_compiler.attention.computed import functions_of
 from cuda_compiler.attention.decode import (
     ATTENTION_DECODE,
     CLUSTER,
     DECODE_MACROS,
     WARPS,
     Division,
-    Functions,
     are_fresh_rows,
-    computed_in_kernel,
+    count_of_new,
     divide,
     division_macros,
     is_kept,
     launch_of,
-    operand_macros,
 )
 from cuda_compiler.attention.mask import MaskBlocks
-from cuda_compiler.attention.sizes import PIECE
+from cuda_compiler.attention.sizes import MAX_ROWS, PIECE
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import pack_size
 from cuda_compiler.products.codes import number_macros
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
@@ -35,13 +33,11 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.cache_codes import SCALE_MACROS, Coded, is_coded, scale_macros, value_unit
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import CodedRows, Computed
+from npu_compiler.lowering.problems.forms import CodedRows
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE
-from npu_compiler.tensor.expr import Expr, Load
 from npu_compiler.tensor.view import View
 
 __all__ = ["ATTENTION_CODES", "CODE_NUMBER_MACROS", "ROUNDING_MACROS", "are_fitting_codes", "code_number_macros"]
@@ -51,7 +47,6 @@ __all__ += ["numbers_of_codes", "suits_codes", "written_codes"]
 _MAX_SIZE = 128  # of a head: a lane holds its part of two pieces
 _STEP = 32
 _CHUNK = 16  # codes that a thread reads at a time
-_MAX_ROWS = 16
 _DEPTH = 4  # pieces that a warp has on their way
 _MAX_FRESH = 4  # new rows, whose numbers and codes lie in shared memory
 
@@ -78,7 +73,7 @@ def loads_coded_rows(group: Group, position: int, operand: Operand, device: Devi
     problem = group.problem
     if not isinstance(operand, CodedRows) or not isinstance(problem, Attention) or problem.causal:
         return False
-    if not offers(device, CLUSTERS) or problem.shared * problem.rows > _MAX_ROWS or not are_fitting_codes(operand):
+    if not offers(device, CLUSTERS) or problem.shared * problem.rows > MAX_ROWS or not are_fitting_codes(operand):
         return False
     return operand.fresh is None or _are_fresh(operand)
 
@@ -108,8 +103,7 @@ def suits_codes(problem: Attention, device: DeviceModel, block: int) -> bool:
     k, v = problem.k, problem.v
     if not isinstance(k, CodedRows) or not isinstance(v, CodedRows) or k.kind != v.kind:
         return False
-    rows = [0 if operand.fresh is None else operand.fresh.codes.shape[2] for operand in (k, v)]
-    return rows[0] == rows[1] and divide(problem, block, device) is not None
+    return count_of_new(problem) is not None and divide(problem, block, device) is not None
 
 
 def numbers_of_codes(problem: Attention, lowering: Lowering) -> list[KernelCall]:
@@ -134,29 +128,32 @@ def _staged(problem: Attention, lowering: Lowering, with_numbers: bool) -> list[
         alone = [group for group in stages[number] if not group.is_elementwise]
         together = [group for group in stages[number] if group.is_elementwise]
         calls += [call for group in alone for call in lower_rows(group, lowering)]
-        calls += lower_shared(together, lowering) if together else []
+        calls += lower_shared(together, lowering)
     return calls
 
 
-def lower_codes(
-    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
-) -> KernelCall:
+def lower_codes(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> KernelCall:
     """One launch, for what `suits_codes` takes; arguments as those of `decode.lower_decode`."""
-    k, v, division = problem.k, problem.v, divide(problem, blocks.positions, lowering.device)
+    k, v, lowering = problem.k, problem.v, around.lowering
+    division = divide(problem, blocks.positions, around.device)
     assert isinstance(k, CodedRows)
     assert isinstance(v, CodedRows)
     assert division is not None
     division = _with_all_on_their_way(division, lowering.device)
-    fresh = 0 if k.fresh is None else k.fresh.codes.shape[2]
-    functions = computed_in_kernel(_wanted(problem, k, v), lowering)
-    early = blocks.ready and all(is_kept(part, lowering, fresh > 0) for part in (k, v, k.scale, v.scale))
+    fresh, functions = count_of_new(problem), functions_of(problem, lowering, one_place=False)
+    early = blocks.ready and all(is_kept(part, lowering, bool(fresh)) for part in (k, v, k.scale, v.scale))
     caches = {"k": k.argument, "v": v.argument, "k_scales": k.scale.argument, "v_scales": v.scale.argument}
-    caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
-    reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
-    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    macros = _macros(division, functions, k, v, fresh)
+    macros = {
+        **division_macros(division),
+        "FRESH": fresh,
+        **functions.macros,
+        "KEPT": "" if fresh else "const",
+        **code_number_macros(k, v, problem.q.dtype),
+        **rounding_macros(k.kind),
+        **scale_macros(k, v, CUDA),
+    }
     launch = launch_of(ATTENTION_CODES, division, functions, macros, caches, blocks, early, lowering)
-    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+    return around.of_problem(problem.with_operand(0, problem.q.in_memory)).launch(launch, around.pack_size(2))
 
 
 def _with_all_on_their_way(division: Division, device: DeviceModel) -> Division:
@@ -170,28 +167,6 @@ def _with_all_on_their_way(division: Division, device: DeviceModel) -> Division:
     depth = _DEPTH if blocks <= held else _DEPTH // 2
     needed = ceil_div(pieces, clusters * division.cluster * WARPS)
     return replace(division, clusters=clusters, depth=max(ceil_div(division.rows, 8), min(depth, needed)))
-
-
-def _wanted(problem: Attention, k: CodedRows, v: CodedRows) -> dict[str, tuple[Expr, View]]:
-    """What the kernel computes: queries, new keys and values, and their places."""
-    q = problem.q
-    wanted: dict[str, tuple[Expr, View]] = {
-        "query_value": (q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype), q.view)
-    }
-    for name, fresh in (("key", k.fresh), ("value", v.fresh)):
-        if fresh is not None:
-            assert fresh.codes.index is not None
-            wanted[f"{name}_value"] = (fresh.numbers, fresh.codes.view)
-            wanted[f"{name}_place"] = (fresh.codes.index, fresh.codes.view)
-    return wanted
-
-
-def _macros(division: Division, functions: Functions, k: CodedRows, v: CodedRows, fresh: int) -> dict[str, object]:
-    given = {**division_macros(division), **operand_macros(functions, fresh), "KEPT": "" if fresh else "const"}
-    del given["KEPT_T"]
-    given |= {"ELEMENT_BYTES": 1, "SCALE_BYTES": k.scale.dtype.size + v.scale.dtype.size}
-    codes = code_number_macros(k, v, division.problem.q.dtype)
-    return {**given, **codes, **rounding_macros(k.kind), **scale_macros(k, v, CUDA)}
 
 
 def rounding_macros(kind: DType) -> dict[str, object]:

@@ -6,40 +6,45 @@ the kernel ahead of it still runs, and nothing but this kernel writes there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
+from cuda_compiler.attention.computed import FUNCTION_MACROS, Functions, functions_of, new_rows
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention.sizes import PIECE, SIZE_MACROS, bindings, operand_values, padded, size_macros
+from cuda_compiler.attention.sizes import (
+    MAX_ROWS,
+    PIECE,
+    SIZE_MACROS,
+    bindings,
+    element_bytes,
+    operand_values,
+    padded,
+    piece_bytes,
+    scale_bytes,
+    size_macros,
+    suits_warps,
+)
 from cuda_compiler.devices import cluster_cores, offers
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.packing import pack_size
-from cuda_compiler.skeleton import QUIET_CHECK
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
-from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.dialect import CHECK
-from npu_compiler.lowering.element import ElementFunction, element_function
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import CodedRows, Computed, Scattered
+from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate, Prologue
-from npu_compiler.tensor.expr import Expr, Iota, Load, walk
+from npu_compiler.lowering.templates import KernelTemplate
+from npu_compiler.tensor.expr import Iota, Load, walk
 from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["ATTENTION_DECODE", "CLUSTER", "DECODE_MACROS", "WARPS", "Division", "Functions", "are_fresh_rows"]
-__all__ += ["computed_in_kernel", "divide", "division_macros", "is_kept", "launch_of", "loads_fresh", "lower_decode"]
-__all__ += ["operand_macros"]
+__all__ = ["ATTENTION_DECODE", "CLUSTER", "DECODE_MACROS", "DECODE_PARAMS", "WARPS", "Division", "are_fresh_rows"]
+__all__ += ["count_of_new", "divide", "division_macros", "is_kept", "launch_of", "loads_fresh", "lower_decode"]
 
 WARPS = 8
 """Of a block."""
@@ -47,25 +52,20 @@ WARPS = 8
 CLUSTER = 8
 """Blocks of a cluster, at the most."""
 
-_MAX_ROWS = 16
 _MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
-_MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 8192  # that a block lists
-_CHUNK = 8  # elements of 16 bytes, in which rows are copied
-_ROW_GAP = 8  # elements between rows in shared memory
-_PLACE = "_place"  # ends the names of functions that say where a fresh row of a cache goes
 
 DECODE_MACROS = (
     f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE ENOUGH "
-    f"MASK_HEADS {MASK_MACROS} FRESH EARLY ELEMENT_BYTES SCALE_BYTES OPERAND_PARAMETERS OPERAND_ARGUMENTS"
+    f"MASK_HEADS {MASK_MACROS} FRESH EARLY ELEMENT_BYTES SCALE_BYTES {FUNCTION_MACROS}"
+)
+DECODE_PARAMS = (
+    "int rows, k_batch, k_head, v_batch, v_head, mask_batch, mask_head, mask_row, mask_step, state_batch, state_head"
 )
 
 ATTENTION_DECODE = KernelTemplate(
     "attention_decode",
-    params=(
-        "int rows, k_batch, k_head, v_batch, v_head, mask_batch, mask_head, mask_row, mask_step, state_batch, "
-        "state_head"
-    ),
+    params=DECODE_PARAMS,
     macros=f"{DECODE_MACROS} HEAD_PARTS KEPT_T",
     inputs="fresh k v mask sinks? states partial",
     threads=32 * WARPS,
@@ -79,7 +79,7 @@ ATTENTION_DECODE = KernelTemplate(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="attention_decode"):
     """What decides how clusters share the positions.
 
     Attributes:
@@ -140,7 +140,7 @@ class Division:
 
     @property
     def shared_bytes(self) -> int:
-        return self.depth * _piece_bytes(self.problem)
+        return self.depth * WARPS * piece_bytes(self.problem)
 
 
 def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
@@ -153,7 +153,7 @@ def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
     if not isinstance(operand, Scattered) or position not in (1, 2):
         return False
     made, tensor = operand.made, operand.tensor
-    whole = operand.view.same_elements(tensor.view) and made.shape[2] <= _MAX_ROWS
+    whole = operand.view.same_elements(tensor.view) and made.shape[2] <= MAX_ROWS
     return whole and are_fresh_rows(made, tensor)
 
 
@@ -165,7 +165,7 @@ def are_fresh_rows(produced: Group, tensor: TracedTensor) -> bool:
 def _parts(problem: Attention) -> int | None:
     """How many groups the query heads of a head of keys make, so that each has few rows; None where none do."""
     counts = range(1, problem.shared + 1 if problem.rows <= _MAX_PARTED_ROWS else 2)
-    fitting = (n for n in counts if problem.shared % n == 0 and problem.shared // n * problem.rows <= _MAX_ROWS)
+    fitting = (n for n in counts if problem.shared % n == 0 and problem.shared // n * problem.rows <= MAX_ROWS)
     return next(fitting, None)
 
 
@@ -189,31 +189,26 @@ def _names_rows(produced: Group) -> bool:
     return True
 
 
-def lower_decode(
-    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
-) -> KernelCall | None:
+def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> KernelCall | None:
     """One launch; None where the kernel does not suit.
 
     Args:
         problem: What is to be computed.
-        group: The same, with its epilogue and what makes its operands: both keys and values, or neither.
-        lowering: Where the trace's tensors are.
-        positions: The operands of the epilogue.
+        around: The same, with its epilogue and what makes its operands: both keys and values, or neither.
         blocks: What each block of the mask does.
     """
-    division = divide(problem, blocks.positions, lowering.device)
-    fresh = _fresh_rows(problem)
+    division, lowering = divide(problem, blocks.positions, around.device), around.lowering
+    fresh = count_of_new(problem)
     if division is None or fresh is None:
         return None
-    functions = computed_in_kernel(_wanted(problem), lowering)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
-    macros = {**division_macros(division), **operand_macros(functions, fresh), "HEAD_PARTS": division.parts}
+    kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t"}
+    functions = functions_of(problem, lowering, one_place=False)
+    macros = {**division_macros(division), **kept, **functions.macros, "HEAD_PARTS": division.parts}
     caches = {"k": problem.k.argument, "v": problem.v.argument}
-    caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
     launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)
-    reading = replace(group, problem=problem.stored())  # so that the bytes of keys and values count
-    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+    # that of stored operands, so that the bytes of keys and values count
+    return around.of_problem(problem.stored()).launch(launch, around.pack_size(2))
 
 
 def launch_of(
@@ -233,7 +228,7 @@ def launch_of(
         division: What each of its blocks does.
         functions: What it computes of its operands.
         macros: What is defined for it.
-        caches: Where keys and values lie, and what belongs to them.
+        caches: Where keys and values lie, and what belongs to them; with new rows the kernel writes there.
         blocks: What each block of the mask does.
         early: Whether it begins before the launch ahead of it has finished.
         lowering: Where the trace's tensors are.
@@ -242,12 +237,13 @@ def launch_of(
     results = tiles * division.clusters * division.results if division.clusters > 1 else 0
     inputs = bindings(problem, blocks.states, results * FLOAT32.size, lowering)
     del inputs["q"]
+    inputs |= {name: replace(argument, writes=bool(count_of_new(problem))) for name, argument in caches.items()}
     return EarlyLaunch(
         template,
         grid=(division.clusters * division.cluster, 1, tiles),
         values=template.values_among(operand_values(problem, problem.rows)),
         macros={**macros, "EARLY": int(early)},
-        inputs={**inputs, **caches},
+        inputs=inputs,
         flops=problem.flops,
         prologues={"fresh": functions.prologue},
         shared_bytes=division.shared_bytes,
@@ -256,12 +252,13 @@ def launch_of(
     )
 
 
-def _fresh_rows(problem: Attention) -> int | None:
+def count_of_new(problem: Attention) -> int | None:
     """Rows that are written to keys and to values; None where there are too many, or not the same for both."""
-    if not isinstance(problem.k, Scattered) or not isinstance(problem.v, Scattered):
+    keys, values = (new_rows(operand) for operand in (problem.k, problem.v))
+    if keys is None and values is None:
         return 0
-    keys, values = problem.k.made.shape[2], problem.v.made.shape[2]
-    return keys if keys == values and keys <= _MAX_ROWS else None
+    counts = {0 if rows is None else rows[1].shape[2] for rows in (keys, values)}
+    return counts.pop() if len(counts) == 1 and max(counts) <= MAX_ROWS else None
 
 
 def divide(problem: Attention, block: int, device: DeviceModel) -> Division | None:
@@ -273,28 +270,19 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
         return None
     rows = problem.shared // parts * problem.rows
     tiles = ceil_div(problem.length, block)
-    sets = ceil_div(rows, 8)
-    fits = rows <= _MAX_ROWS and sets * padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
-    if not fits or problem.causal or not problem.k.has_chunks(_CHUNK) or not problem.v.has_chunks(_CHUNK):
+    if not suits_warps(problem, rows) or tiles > _MAX_TILES:
         return None
     heads, pieces = problem.batch * problem.groups * parts, tiles * block // PIECE
-    costs, held = device.constants("attention_decode", _Costs), cluster_cores(device)[CLUSTER]
+    costs, held = _Costs.of(device), cluster_cores(device)[CLUSTER]
     cluster = CLUSTER
     while cluster > 1 and (heads * cluster > 2 * held or cluster // 2 * WARPS >= pieces):
         cluster //= 2
-    resident = costs.piece_bytes // _piece_bytes(problem)
+    resident = costs.piece_bytes // (WARPS * piece_bytes(problem))
     most = max(1, held * min(resident, 2) // (heads * cluster))
     warps = cluster * WARPS
     clusters = 1 if pieces <= costs.alone * warps else min(most, ceil_div(pieces, costs.enough * warps))
-    depth = min(costs.depth if clusters == 1 else 1, costs.piece_bytes // _piece_bytes(problem))
+    depth = min(costs.depth if clusters == 1 else 1, resident)
     return Division(problem, costs, block, cluster, clusters, depth, parts)
-
-
-def _piece_bytes(problem: Attention) -> int:
-    """Shared memory for one piece of each warp of a block."""
-    coded = [operand for operand in (problem.k, problem.v) if isinstance(operand, CodedRows)]
-    width = (padded(problem.size) + padded(problem.value_size)) * (1 if coded else 2)
-    return WARPS * PIECE * (width + 4 * _ROW_GAP + sum(operand.scale.dtype.size for operand in coded))
 
 
 def is_kept(operand: Operand, lowering: Lowering, is_fresh: bool = False) -> bool:
@@ -303,73 +291,6 @@ def is_kept(operand: Operand, lowering: Lowering, is_fresh: bool = False) -> boo
     if (is_fresh or isinstance(operand, Scattered)) and isinstance(source, Scatter):
         return lowering.tensors[source.into.tensor].source is None
     return source is None
-
-
-@dataclass(frozen=True)
-class Functions:
-    """Device functions that compute elements of operands in the kernel."""
-
-    each: tuple[ElementFunction, ...]
-
-    @property
-    def prologue(self) -> Prologue:
-        """What they read, and their text."""
-        return Prologue(
-            tuple(function.operands for function in self.each),
-            {name: value for function in self.each for name, value in function.operands.fields},
-            text=_text(self.each),
-        )
-
-
-def computed_in_kernel(wanted: Mapping[str, tuple[Expr, View]], lowering: Lowering) -> Functions:
-    """Functions of these names that compute an expression at a position of a view's shape."""
-    return Functions(
-        tuple(
-            element_function(name, expr, view.shape, lowering.tensors, f"f{number}", CUDA)
-            for number, (name, (expr, view)) in enumerate(wanted.items())
-        )
-    )
-
-
-def _wanted(problem: Attention) -> dict[str, tuple[Expr, View]]:
-    """What is computed: queries, what is new among keys and values, and where that goes."""
-    q = problem.q
-    query = q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype)
-    wanted: dict[str, tuple[Expr, View]] = {"query_value": (query, q.view)}
-    for name, operand in (("key", problem.k), ("value", problem.v)):
-        if isinstance(operand, Scattered):
-            produced = operand.made
-            assert produced.index is not None
-            wanted[f"{name}_value"] = (produced.expr, produced.view)
-            wanted[f"{name}{_PLACE}"] = (produced.index, produced.view)
-    return wanted
-
-
-def _text(functions: Sequence[ElementFunction]) -> str:
-    """The functions, each with the parameters of all, so that they are passed on together.
-
-    Places are needed early, by every thread. A branch that records a fault would have all of them wait for the index
-    there, so that this is left to a function ``report_...`` of its own, which one thread calls at the end.
-    """
-    pointers = "".join(pointer_parameters(function.operands, CUDA) for function in functions)
-    texts = []
-    for function in functions:
-        text = function.text(pointers, CUDA)
-        if function.name.endswith(_PLACE):
-            texts.append(replace(function, name=f"report_{function.name}").text(pointers, CUDA))
-            text = text.replace(f"{CHECK}(", f"{QUIET_CHECK}(")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def operand_macros(functions: Functions, fresh: int) -> dict[str, object]:
-    """What the kernel's file is told of its functions, and how many rows of keys and values are new."""
-    return {
-        "FRESH": fresh,
-        "KEPT_T": "tile_t" if fresh else "const tile_t",
-        "OPERAND_PARAMETERS": "".join(pointer_parameters(function.operands, CUDA) for function in functions.each),
-        "OPERAND_ARGUMENTS": "".join(pointer_arguments(function.operands) for function in functions.each),
-    }
 
 
 def division_macros(division: Division) -> dict[str, object]:
@@ -387,8 +308,8 @@ def division_macros(division: Division) -> dict[str, object]:
         "TILES": ceil_div(problem.length, division.block),
         "WARPS": WARPS,
         "DEPTH": division.depth,
-        "ELEMENT_BYTES": 2,
-        "SCALE_BYTES": 0,
+        "ELEMENT_BYTES": element_bytes(problem),
+        "SCALE_BYTES": scale_bytes(problem),
         "CLUSTER": division.cluster,
         "CLUSTERS": division.clusters,
         "RESULT_TILES": division.tiles,

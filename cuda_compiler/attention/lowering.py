@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.attention.coded_pages import (
     PAGE_CODE_MACROS,
@@ -21,16 +22,15 @@ from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.early_launches import is_settled
-from cuda_compiler.packing import pack_size
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.cache_codes import is_coded
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.paging import share_fresh_rows, without_unlike_pages
-from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedPages, Computed, InPages, Paged, Scattered
 from npu_compiler.lowering.problems.operand import Operand
@@ -40,7 +40,6 @@ from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["ATTENTION", "lower_attention"]
 
-_CHUNK = 8  # elements of 16 bytes
 _STAGES = 3  # as in attention_tile.cuh
 
 ATTENTION = KernelTemplate(
@@ -74,7 +73,7 @@ ATTENTION_OVER_CODES = replace(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="attention_tiles"):
     """What decides how many blocks of threads share the positions of a row.
 
     Attributes:
@@ -138,47 +137,49 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     _check(problem)
     coded, in_pages = is_coded(problem.k) or is_coded(problem.v), are_coded_pages(problem)
     if coded and not (suits_coded_pages(problem) or suits_codes(problem, lowering.device, _block(problem))):
-        stored = problem.stored().with_operand(0, problem.q)
-        numbers = numbers_of_codes(problem, lowering)
-        return [*numbers, *lower_attention(stored, replace(group, problem=stored), lowering)]
+        return _after(numbers_of_codes(problem, lowering), _with_stored_caches(problem), group, lowering)
     copied = without_unlike_pages(problem)
     if copied:
-        written = lower_shared(_fresh(problem), lowering) if _fresh(problem) else []
-        group = replace(group, problem=problem.stored())
-        made_ahead = [*written, *lower_shared(copied, lowering)]
-        return [*made_ahead, *lower_attention(problem.stored(), group, lowering)]
+        written = lower_shared(_fresh(problem), lowering)
+        return _after([*written, *lower_shared(copied, lowering)], problem.stored(), group, lowering)
     caches = [operand.made for operand in (problem.k, problem.v) if isinstance(operand, Scattered)]
     if len(caches) == 1:  # keys or values alone are made ahead
-        problem = problem.stored().with_operand(0, problem.q)
-        return [*lower_shared(caches, lowering), *lower_attention(problem, replace(group, problem=problem), lowering)]
+        return _after(lower_shared(caches, lowering), _with_stored_caches(problem), group, lowering)
     if _fresh(problem) and not (share_fresh_rows(problem) and suits_fresh(problem)):
-        written, problem = lower_shared(_fresh(problem), lowering), _without_fresh(problem)
-        return [*written, *lower_attention(problem, replace(group, problem=problem), lowering)]
+        return _after(lower_shared(_fresh(problem), lowering), _with_pages(problem, problem), group, lowering)
     coded = coded and not in_pages
     division = _divide(problem.stored() if coded else problem, lowering.device)
-    positions = epilogue_positions(group, lowering, "sum")
+    around = AnchoredGroup.of(group, lowering)
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
     ready = _is_ready(problem, division, launches, states, lowering)
-    alone = replace(group, problem=_with_pages(problem.stored(), problem))
+    alone = around.of_problem(_with_pages(problem.stored(), problem))
     made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)] + _fresh(problem)
-    producers = lower_shared(made, lowering) if made else []
+    producers = lower_shared(made, lowering)
     producers += numbers_of_codes(problem, lowering) if coded else written_codes(problem, lowering)
-    options = [CallOption("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
+    options = [CallOption("", (*producers, _lower_tiles(division, alone, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
-    paged = lower_paged(problem, group, lowering, positions, blocks)
+    paged = lower_paged(problem, around, blocks)
     elsewhere = coded or isinstance(problem.k, InPages)
-    decode = None if elsewhere else lower_decode(problem, group, lowering, positions, blocks)
+    decode = None if elsewhere else lower_decode(problem, around, blocks)
     if coded:
-        codes = lower_codes(problem, group, lowering, positions, blocks)
-        options.insert(0, CallOption(CLUSTERS, (codes,)))
+        options.insert(0, CallOption(CLUSTERS, (lower_codes(problem, around, blocks),)))
     elif paged:
         options = [*paged, *options]
     elif decode is not None:
         options.insert(0, CallOption(CLUSTERS, (decode,)))
     elif not in_pages and is_for_warpgroups(problem, lowering.device):
-        prefill = lower_prefill(alone, lowering, problem, positions, blocks)
-        options.insert(0, CallOption(WARPGROUPS, (*producers, prefill)))
+        options.insert(0, CallOption(WARPGROUPS, (*producers, lower_prefill(problem, alone, blocks))))
     return [*launches, *choice_of(options)]
+
+
+def _after(ahead: Sequence[Step], problem: Attention, group: Group, lowering: Lowering) -> list[Step]:
+    """Launches ahead, and then those for the problem that these leave."""
+    return [*ahead, *lower_attention(problem, replace(group, problem=problem), lowering)]
+
+
+def _with_stored_caches(problem: Attention) -> Attention:
+    """The same problem with all operands but queries in memory."""
+    return problem.stored().with_operand(0, problem.q)
 
 
 def _fresh(problem: Attention) -> list[Group]:
@@ -195,15 +196,9 @@ def _with_pages(stored: Attention, problem: Attention) -> Attention:
     return stored
 
 
-def _without_fresh(problem: Attention) -> Attention:
-    return _with_pages(problem, problem)
-
-
-def _lower_tiles(
-    division: _Division, group: Group, lowering: Lowering, positions: Positions, states: Argument, ready: bool
-) -> KernelCall:
+def _lower_tiles(division: _Division, around: AnchoredGroup, states: Argument, ready: bool) -> KernelCall:
     """The launch that every GPU can run; `ready` if the states were written before the launch ahead of it."""
-    problem = division.problem
+    problem, lowering = division.problem, around.lowering
     tiles = division.row_tiles * problem.batch * problem.groups
     rows = tiles * division.splits * division.tile_rows if division.splits > 1 else 0
     parts_bytes = rows * (division.width + 2) * FLOAT32.size
@@ -217,8 +212,7 @@ def _lower_tiles(
         prologues=pages(problem, lowering),
         shared_bytes=division.shared_bytes,
     )
-    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
+    return around.launch(launch, around.pack_size(2))
 
 
 def _is_ready(
@@ -266,12 +260,12 @@ def _block(problem: Attention) -> int:
 
 def _chunk(operand: Operand) -> int:
     """Elements that are copied at a time along a row."""
-    return _CHUNK if operand.has_chunks(_CHUNK) else 1
+    return CHUNK if operand.has_chunks(CHUNK) else 1
 
 
 def _pitch(width: int) -> int:
     """Elements from one row of a tile to the next; see `place` in attention_common.cuh."""
-    return width if width % 64 == 0 else width + _CHUNK
+    return width if width % 64 == 0 else width + CHUNK
 
 
 def _warps(rows: int, block: int) -> tuple[int, int]:
@@ -282,17 +276,13 @@ def _warps(rows: int, block: int) -> tuple[int, int]:
     return along_rows, max(1, min(4, block // 16) // along_rows)
 
 
-def _costs(device: DeviceModel) -> _Costs:
-    return device.constants("attention_tiles", _Costs)
-
-
 def _splits(tiles: int, blocks: int, device: DeviceModel) -> int:
     """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
-    return max(1, min(device.cores // blocks, ceil_div(tiles, _costs(device).split_tiles)))
+    return max(1, min(device.cores // blocks, ceil_div(tiles, _Costs.of(device).split_tiles)))
 
 
 def _macros(division: _Division, device: DeviceModel) -> dict[str, object]:
-    problem, costs = division.problem, _costs(device)
+    problem, costs = division.problem, _Costs.of(device)
     return {
         **size_macros(problem),
         "BLOCK": division.block,

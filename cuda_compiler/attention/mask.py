@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import CHUNK_BYTES
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
@@ -21,7 +22,6 @@ __all__ = ["MASK_MACROS", "MASK_STATES", "MaskBlocks", "has_states", "mask_macro
 _MAX_GRID = 65535  # blocks along y and along z
 _THREADS = 128
 _WARP = 32
-_CHUNK_BYTES = 16  # that a thread reads at a time
 
 _PLACES = "mask_batch, mask_head, mask_row, mask_step"
 _PARAMS = f"{_PLACES}, state_batch, state_head, state_parts"
@@ -126,7 +126,7 @@ def _launch(
 ) -> KernelCall:
     _, heads = _distinct(mask.view)
     values = {"rows": problem.rows, "length": problem.length, "heads": heads, **problem.strides("mask")}
-    most = _CHUNK_BYTES // mask.dtype.size
+    most = CHUNK_BYTES // mask.dtype.size
     chunk = most if mask.has_chunks(most) and block % most == 0 else 1
     chunks = state_rows * block // chunk
     side_by_side = _THREADS // (1 << (chunks - 1).bit_length()) if chunks <= _WARP else 1

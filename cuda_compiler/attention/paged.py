@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
 from cuda_compiler.attention.coded_pages import (
@@ -19,37 +19,42 @@ from cuda_compiler.attention.coded_pages import (
     scale_inputs,
 )
 from cuda_compiler.attention.codes import ROUNDING_MACROS, rounding_macros
-from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention.computed import functions_of
+from cuda_compiler.attention.decode import DECODE_MACROS, DECODE_PARAMS
+from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
-from cuda_compiler.attention.sizes import PIECE, SIZE_MACROS, bindings, operand_values, padded, size_macros
+from cuda_compiler.attention.sizes import (
+    MAX_ROWS,
+    PIECE,
+    bindings,
+    element_bytes,
+    operand_values,
+    padded,
+    piece_bytes,
+    scale_bytes,
+    size_macros,
+    suits_warps,
+)
 from cuda_compiler.devices import cluster_cores, offers
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch, is_settled
-from cuda_compiler.packing import pack_size
+from cuda_compiler.packing import CHUNK
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.element import element_function
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.paging import fresh_rows
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import CodedPages, Computed, InPages
+from npu_compiler.lowering.problems.forms import CodedPages, InPages
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate, Prologue
-from npu_compiler.tensor.expr import Expr, Load, leaves
+from npu_compiler.lowering.templates import KernelTemplate
+from npu_compiler.tensor.expr import Expr, leaves
 
 __all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged", "suits_fresh"]
 
 PAGED = architecture(80)  # copies in the background, products of either half precision
-_MAX_ROWS = 16
-_MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 4096  # that a block lists, and the pages that they lie in
-_CHUNK = 8  # elements of 16 bytes, in which rows are copied
-_ROW_GAP = 16  # bytes between rows in shared memory
 _PAGE_STEP = 64  # positions that a page has a multiple of
 _MAX_PAGE = 1 << 15  # positions of a page, as places of new keys and values are kept
 _MAX_NEW_CODES = 4  # new rows of a text, whose numbers and codes lie in shared memory
@@ -65,15 +70,8 @@ _BESIDE_BYTES = 16 * 1024  # shared memory of a block of threads beside its piec
 
 ATTENTION_PAGED = KernelTemplate(
     "attention_paged",
-    params=(
-        "int rows, k_batch, k_head, v_batch, v_head, mask_batch, mask_head, mask_row, mask_step, state_batch, "
-        "state_head"
-    ),
-    macros=(
-        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH RESIDENT CLUSTER CLUSTERS ALONE "
-        f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT stored_t ELEMENT_BYTES SCALE_BYTES "
-        f"OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
-    ),
+    params=DECODE_PARAMS,
+    macros=f"{DECODE_MACROS} RESIDENT KEPT stored_t {PAGE_MACROS}",
     inputs="queries k v k_scales? v_scales? mask sinks? states partial pages",
     threads=lambda macros: 32 * macros["WARPS"],
     shared_bytes=None,
@@ -107,45 +105,35 @@ def loads_pages(group: Group, position: int, operand: Operand) -> bool:
     return operand.page % _PAGE_STEP == 0 and operand.page <= _MAX_PAGE and operand.page & (operand.page - 1) == 0
 
 
-def lower_paged(
-    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
-) -> list[CallOption]:
+def lower_paged(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> list[CallOption]:
     """One launch for devices with clusters, and one for others; none where the kernel does not suit.
 
     Args:
         problem: What is to be computed.
-        group: The same, with its epilogue and what makes its queries.
-        lowering: Where the trace's tensors are.
-        positions: The operands of the epilogue.
+        around: The same, with its epilogue and what makes its queries.
         blocks: What each block of the mask does.
     """
     if not isinstance(problem.k, InPages) or not _suits(problem, blocks.positions):
         return []
-    divisions = {CLUSTERS: _divide(problem, blocks.positions, lowering.device, offers(lowering.device, CLUSTERS))}
-    divisions[PAGED] = _divide(problem, blocks.positions, lowering.device, False)
+    device = around.device
+    divisions = {CLUSTERS: _divide(problem, blocks.positions, device, offers(device, CLUSTERS))}
+    divisions[PAGED] = _divide(problem, blocks.positions, device, False)
     if divisions[CLUSTERS] == divisions[PAGED]:
         del divisions[CLUSTERS]
     return [
-        CallOption(requires, (_launch(division, problem, group, lowering, positions, blocks),))
-        for requires, division in divisions.items()
+        CallOption(requires, (_launch(division, problem, around, blocks),)) for requires, division in divisions.items()
     ]
 
 
-def _launch(
-    division: _Division,
-    problem: Attention,
-    group: Group,
-    lowering: Lowering,
-    positions: Positions,
-    blocks: MaskBlocks,
-) -> KernelCall:
-    fresh, tiles = _fresh(problem), problem.batch * problem.groups
+def _launch(division: _Division, problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> KernelCall:
+    fresh, tiles, lowering = _fresh(problem), problem.batch * problem.groups, around.lowering
     template, stored = (ATTENTION_CODED_PAGES, "uint8") if are_coded_pages(problem) else (ATTENTION_PAGED, "tile_t")
     kept = tiles * division.kept_floats(problem) * FLOAT32.size
     inputs = bindings(problem, blocks.states, kept, lowering)
     del inputs["q"]
     caches = {"k": inputs["k"], "v": inputs["v"], **scale_inputs(problem)}
     caches = {name: replace(argument, writes=bool(fresh)) for name, argument in caches.items()}
+    functions = functions_of(problem, lowering, one_place=True)
     early = blocks.ready and (not fresh or _is_settled(problem, lowering))
     launch = EarlyLaunch(
         template,
@@ -166,29 +154,24 @@ def _launch(
             "FRESH": problem.rows if fresh else 0,
             "KEPT": "" if fresh else "const",
             "stored_t": stored,
-            "ELEMENT_BYTES": _element_bytes(problem),
-            "SCALE_BYTES": _scale_bytes(problem),
+            "ELEMENT_BYTES": element_bytes(problem),
+            "SCALE_BYTES": scale_bytes(problem),
             **page_code_macros(problem),
             **(rounding_macros(problem.k.kind) if isinstance(problem.k, CodedPages) else {}),
         },
         inputs={**inputs, **caches},
         flops=problem.flops,
-        prologues={"queries": _computed(problem, lowering), **pages(problem, lowering)},
-        shared_bytes=division.warps * division.depth * _piece_bytes(problem),
+        prologues={"queries": replace(functions.prologue, macros=functions.macros), **pages(problem, lowering)},
+        shared_bytes=division.warps * division.depth * piece_bytes(problem),
         extension=cluster_along_x(division.cluster),
         hurries=early,
     )
-    reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
-    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+    return around.of_problem(problem.with_operand(0, problem.q.in_memory)).launch(launch, around.pack_size(2))
 
 
 def _suits(problem: Attention, block: int) -> bool:
-    rows = problem.shared * problem.rows
-    fits = rows <= _MAX_ROWS and ceil_div(rows, 8) * padded(problem.value_size) <= _MAX_WIDTH
-    copied = problem.k.has_chunks(_CHUNK) and problem.v.has_chunks(_CHUNK)
     few = ceil_div(problem.length, block) <= _MAX_TILES
-    return fits and copied and few and not problem.causal and _PAGE_STEP % block == 0
+    return suits_warps(problem, problem.shared * problem.rows) and few and _PAGE_STEP % block == 0
 
 
 @dataclass(frozen=True)
@@ -241,7 +224,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     resident = min(ceil_div(texts * cluster, held[cluster]), _RESIDENT + 1)
     warps, depth, resident = (8, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
     depth, least_depth = (_CODED_DEPTH, sets) if coded else (depth, 1)
-    while warps * depth * _piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
+    while warps * depth * piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
         warps, depth = (warps, depth // 2) if depth > least_depth else (warps // 2, depth)
     while cluster > 1 and cluster // 2 * warps >= pieces:
         cluster //= 2
@@ -251,31 +234,14 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     return _Division(warps, depth, resident, cluster, clusters if pieces > alone else 1, alone, enough)
 
 
-def _piece_bytes(problem: Attention) -> int:
-    """Shared memory for one piece of a warp."""
-    width = padded(problem.size) + padded(problem.value_size)
-    return PIECE * (width * _element_bytes(problem) + 2 * _ROW_GAP + _scale_bytes(problem))
-
-
-def _element_bytes(problem: Attention) -> int:
-    """Of keys and values in shared memory."""
-    return 1 if are_coded_pages(problem) else 2
-
-
-def _scale_bytes(problem: Attention) -> int:
-    """Of the scales of a position's keys and values; 0 without."""
-    operands = (operand for operand in (problem.k, problem.v) if isinstance(operand, CodedPages))
-    return sum(operand.scale.dtype.size for operand in operands)
-
-
 def suits_fresh(problem: Attention) -> bool:
     """Whether the kernel stores what is new among keys and values: as many rows of each lane as it has queries."""
     fresh = _fresh(problem)
-    if problem.shared * problem.rows > _MAX_ROWS or problem.causal or problem.batch * problem.rows > _MAX_TOKENS:
+    if problem.shared * problem.rows > MAX_ROWS or problem.causal or problem.batch * problem.rows > _MAX_TOKENS:
         return False
     if problem.rows > _MAX_NEW_CODES and any(isinstance(operand, CodedPages) for operand in (problem.k, problem.v)):
         return False
-    copied = problem.k.has_chunks(_CHUNK) and problem.v.has_chunks(_CHUNK)
+    copied = problem.k.has_chunks(CHUNK) and problem.v.has_chunks(CHUNK)
     return copied and all(rows.shape[0] == problem.batch * problem.rows for rows in fresh)
 
 
@@ -296,33 +262,3 @@ def _is_settled(problem: Attention, lowering: Lowering) -> bool:
         looked_up += [operand.table, rows.index]
     read = {load.ref.tensor for expr in looked_up for load in leaves(expr)}
     return all(lowering.tensors[index].source is None or lowering.ask(is_settled, index) for index in read)
-
-
-def _computed(problem: Attention, lowering: Lowering) -> Prologue:
-    """A function ``query_value`` that gives an element of the queries, from memory or computed.
-
-    With new keys and values ``key_value`` and ``value_value`` give theirs, by token, head and column, and
-    ``fresh_place`` where a token's go: pages and places in one number, or -1.
-    """
-    q = problem.q
-    wanted = {"query_value": (q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype), q.shape)}
-    fresh = _fresh(problem)
-    if fresh:
-        keys, values = fresh
-        assert keys.index is not None
-        for name, operand, rows in (("key", problem.k, keys), ("value", problem.v, values)):
-            coded = operand.fresh if isinstance(operand, CodedPages) else None
-            wanted[f"{name}_value"] = (rows.expr if coded is None else coded.numbers, rows.shape)
-        wanted["fresh_place"] = (keys.index, keys.shape)
-    made = [
-        element_function(name, expr, shape, lowering.tensors, f"f{number}", CUDA)
-        for number, (name, (expr, shape)) in enumerate(wanted.items())
-    ]
-    pointers = "".join(pointer_parameters(function.operands, CUDA) for function in made)
-    macros: dict[str, object] = {
-        "OPERAND_PARAMETERS": pointers,
-        "OPERAND_ARGUMENTS": "".join(pointer_arguments(function.operands) for function in made),
-    }
-    values_of = {name: value for function in made for name, value in function.operands.fields}
-    text = "\n".join(function.text(pointers, CUDA) for function in made)
-    return Prologue(tuple(function.operands for function in made), values_of, macros, text)

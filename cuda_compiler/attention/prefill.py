@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, size_macros
 from cuda_compiler.devices import offers
-from cuda_compiler.packing import pack_size
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Paged
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["ATTENTION_PREFILL", "is_for_warpgroups", "lower_prefill"]
 
 _PANEL = 64  # columns that lie side by side in shared memory
 _MAX_SIZE = 128
-_CHUNK = 8  # elements of 16 bytes
 
 ATTENTION_PREFILL = KernelTemplate(
     "attention_prefill",
@@ -51,7 +47,7 @@ ATTENTION_PREFILL = KernelTemplate(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="attention_prefill"):
     """How many blocks of positions are worth a block of threads."""
 
     split_tiles: int
@@ -89,7 +85,7 @@ class _Division:
     @property
     def split_tiles(self) -> int:
         """Blocks of positions that are worth a block of threads."""
-        return self.device.constants("attention_prefill", _Costs).split_tiles
+        return _Costs.of(self.device).split_tiles
 
     @property
     def splits(self) -> int:
@@ -113,26 +109,22 @@ class _Division:
 def is_for_warpgroups(problem: Attention, device: DeviceModel) -> bool:
     """Whether `lower_prefill` takes it: enough rows for a tile, heads of whole chunks, a list of blocks that fits."""
     sizes_fit = all(size % 16 == 0 and size <= _MAX_SIZE for size in (problem.size, problem.value_size))
-    copied = all(operand.has_chunks(_CHUNK) for operand in (problem.q, problem.k, problem.v))
+    copied = all(operand.has_chunks(CHUNK) for operand in (problem.q, problem.k, problem.v))
     enough = problem.shared * problem.rows > 64 and problem.scale > 0 and not problem.cap
     if not (enough and sizes_fit and copied and offers(device, WARPGROUPS)):
         return False
     return _divide(problem, device).shared_bytes <= device.shared_bytes
 
 
-def lower_prefill(
-    group: Group, lowering: Lowering, problem: Attention, positions: Positions, blocks: MaskBlocks
-) -> KernelCall:
+def lower_prefill(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> KernelCall:
     """The launch that computes attention for which `is_for_warpgroups` holds.
 
     Args:
-        group: What to compute, with its epilogue.
-        lowering: Where the trace's tensors are.
         problem: The attention.
-        positions: Operands of the epilogue.
+        around: The same, with its epilogue.
         blocks: What each block of the mask does.
     """
-    division = _divide(problem, lowering.device)
+    division, lowering = _divide(problem, around.device), around.lowering
     parts_bytes = division.parts_bytes() if division.splits > 1 else 0
     dtype = problem.q.dtype.name
     products = [
@@ -155,8 +147,7 @@ def lower_prefill(
         prologues=pages(problem, lowering),
         shared_bytes=division.shared_bytes,
     )
-    size = pack_size(group, positions.operands, group.shape[-1])
-    return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
+    return around.launch(launch, around.pack_size())
 
 
 def _divide(problem: Attention, device: DeviceModel) -> _Division:

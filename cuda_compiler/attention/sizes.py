@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from cuda_compiler.attention.mask import mask_values
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import CHUNK
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.cache_codes import is_coded
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["PIECE", "SIZE_MACROS", "bindings", "operand_values", "padded", "size_macros"]
+__all__ = ["MAX_ROWS", "PIECE", "SIZE_MACROS", "bindings", "element_bytes", "operand_values", "padded"]
+__all__ += ["piece_bytes", "scale_bytes", "size_macros", "suits_warps"]
 
 PIECE = 16
 """Positions that a warp takes at a time; as in attention_warp.cuh."""
+
+MAX_ROWS = 16
+"""Rows of queries that warps have at a time, over a head of keys."""
+
+_MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
+_ROW_GAP = 16  # bytes between rows of a piece in shared memory
 
 SIZE_MACROS = "tile_t HEAD_SIZE VALUE_SIZE GROUPS SHARED LENGTH SCALE SINK_STEP? sink_t?"
 
@@ -40,6 +49,28 @@ def size_macros(problem: Attention) -> dict[str, object]:
         "LENGTH": problem.length,
         "SCALE": CUDA.literal(problem.scale, FLOAT32),
     }
+
+
+def suits_warps(problem: Attention, rows: int) -> bool:
+    """Whether warps hold the sums of so many rows, and copy keys and values in whole chunks."""
+    fits = rows <= MAX_ROWS and ceil_div(rows, 8) * padded(problem.value_size) <= _MAX_WIDTH
+    return fits and not problem.causal and problem.k.has_chunks(CHUNK) and problem.v.has_chunks(CHUNK)
+
+
+def element_bytes(problem: Attention) -> int:
+    """Of an element of keys and values in shared memory, a code or a number."""
+    return 1 if is_coded(problem.k) else 2
+
+
+def scale_bytes(problem: Attention) -> int:
+    """Of the scales of a position's keys and values; 0 where they are numbers."""
+    return sum(operand.scale.dtype.size for operand in (problem.k, problem.v) if is_coded(operand))
+
+
+def piece_bytes(problem: Attention) -> int:
+    """Shared memory for one piece of a warp: keys, values and their scales."""
+    width = padded(problem.size) + padded(problem.value_size)
+    return PIECE * (width * element_bytes(problem) + 2 * _ROW_GAP + scale_bytes(problem))
 
 
 def operand_values(problem: Attention, state_rows: int) -> dict[str, int]:

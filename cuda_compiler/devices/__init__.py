@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
 from npu_compiler.lowering.candidates import Kept
-from npu_compiler.lowering.device_model import DeviceModel, DeviceModels
+from npu_compiler.lowering.device_model import DeviceModel, DeviceModels, FamilyConstants
 
-__all__ = ["DEVICES", "TENSOR_MAPS", "busy_threads", "cluster_cores", "kept_candidates", "offers"]
+__all__ = ["DEVICES", "brings_boxes", "busy_threads", "cluster_cores", "kept_candidates", "offers"]
 
 DEVICES = DeviceModels("cuda_compiler.devices", default="sm_90")
 
-TENSOR_MAPS = "tensor_maps"
 _INSTRUCTIONS = {TENSOR_CORES: {"tensor_cores"}, CLUSTERS: {"clusters"}, WARPGROUPS: {"clusters", "warpgroups"}}
 
 
@@ -28,14 +27,19 @@ def offers(device: DeviceModel, requires: str) -> bool:
     return device.instructions >= _INSTRUCTIONS[requires]
 
 
+def brings_boxes(device: DeviceModel) -> bool:
+    """Whether a device has warpgroups, and a copy engine that brings their operands."""
+    return offers(device, WARPGROUPS) and "tensor_maps" in device.instructions
+
+
 @dataclass(frozen=True)
-class _Clusters:
+class _Clusters(FamilyConstants, family="clusters_held"):
     cores: Mapping[int, int]
 
 
 def cluster_cores(device: DeviceModel) -> Mapping[int, int]:
     """Multiprocessors that clusters can fill, by the blocks of a cluster: a cluster lies within a part of the GPU."""
-    return device.constants("clusters_held", _Clusters).cores
+    return _Clusters.of(device).cores
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,12 @@ def busy_threads(device: DeviceModel, family: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Rules:
+class _Rules(FamilyConstants, family="kept"):
     tiles: Kept
     bulk_tiles: Kept
 
 
 def kept_candidates(device: DeviceModel, *, bulk: bool) -> Kept:
     """How many candidates are worth timing: of tiles that the copy engine brings, or of those that threads copy."""
-    rules = device.constants("kept", _Rules)
+    rules = _Rules.of(device)
     return rules.bulk_tiles if bulk else rules.tiles

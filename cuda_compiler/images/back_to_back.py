@@ -12,17 +12,18 @@ from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
-from cuda_compiler.images.image_packing import CHUNK_BYTES, is_packed_image, is_packed_weight
-from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size, packs_by_element
+from cuda_compiler.epilogues import packs_by_element
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
+from cuda_compiler.images.image_packing import is_packed_image, is_packed_weight
+from cuda_compiler.packing import CHUNK_BYTES, PACK_SIZES, PackedLoad, is_plain, pack_size
 from cuda_compiler.tiles.teams import TeamTiling, as_type
 from cuda_compiler.tiles.tiling import TILING_MACROS
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.anchors import pointer_macros
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
@@ -36,7 +37,6 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 __all__ = ["CONV2D_BACK_TO_BACK", "back_to_back_microseconds", "loads_results", "lower_back_to_back"]
 __all__ += ["memory_microseconds"]
 
-_FAMILY = "back_to_back"
 _STAGE_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
 # Of the second convolution, whose sums are in registers beside those of the first.
 _FEW_COLUMNS, _MOST_COLUMNS = 64, 128
@@ -55,7 +55,7 @@ CONV2D_BACK_TO_BACK = KernelTemplate(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="back_to_back"):
     """The constants of the kernel.
 
     Attributes:
@@ -71,10 +71,6 @@ class _Costs:
     tile: float
     result: float
     nbytes: float
-
-
-def _costs(device: DeviceModel) -> _Costs:
-    return device.constants(_FAMILY, _Costs)
 
 
 def loads_results(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
@@ -143,7 +139,7 @@ def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = 
         device: Where both run.
         staged: Whether its epilogue reads something for each result.
     """
-    costs, least = _costs(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
+    costs, least = _Costs.of(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
     taken = _weight_bytes(conv, made) + (0 if staged else _teams(conv) * _STAGE_BYTES)
     limits = costs.shared_bytes, device.shared_bytes
     best, most = ((nbytes - taken) // (_STAGE_BYTES + _BARRIER_BYTES) for nbytes in limits)
@@ -155,7 +151,7 @@ def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowerin
     assert isinstance(conv.image, Produced)
     device, first = lowering.device, conv.image.made.problem
     assert isinstance(first, Convolution)
-    costs, tiles = _costs(device), ceil_div(conv.pixels, WARPGROUP_ROWS)
+    costs, tiles = _Costs.of(device), ceil_div(conv.pixels, WARPGROUP_ROWS)
     turn = costs.tile + WARPGROUP_ROWS * (first.outputs + conv.outputs) * costs.result
     rounds = ceil_div(tiles, device.cores * _teams(conv))
     turns = device.microseconds(rounds * turn)
@@ -165,7 +161,7 @@ def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowerin
 def memory_microseconds(group: Group, lowering: Lowering) -> float:
     """What moving the tensors of a launch takes, where these are images that no cache holds."""
     device = lowering.device
-    return device.microseconds(traffic_of(group, lowering.tensors) / _costs(device).nbytes)
+    return device.microseconds(traffic_of(group, lowering.tensors) / _Costs.of(device).nbytes)
 
 
 def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall | None:
@@ -178,7 +174,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     made, device = conv.image.made, lowering.device
     assert isinstance(made.problem, Convolution)
     work, inner = DirectedGroup.of(group, lowering), epilogue_positions(made, lowering, "sum", prefix="m")
-    sizes = work.pack_size(conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
+    sizes = work.pack_size(width=conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
     staged = packs_by_element(made, inner, PACK_SIZES[0])
     if set(sizes) != {PACK_SIZES[0]} or len(staged) > 1 or not all(_is_staged(load, made) for load in staged):
         return None
@@ -213,8 +209,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         block=(tiling.threads, 1, 1),
         shared_bytes=shared_bytes,
     )
-    fused = work.epilogue(PACK_SIZES[0])
-    return directed_launch(launch, tiling.epilogue(fused), lowering)
+    return work.directed_with(launch, tiling.epilogue(work.epilogue(PACK_SIZES[0])))
 
 
 def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -> TeamTiling:
@@ -236,8 +231,5 @@ def _is_staged(load: PackedLoad, made: Group) -> bool:
 def _made_epilogue(made: Group, found: Positions) -> Prologue:
     """What becomes of the first results, on their way to the second product."""
     fused = as_type("MadeEpilogue", anchor_epilogue(made, found, PACK_SIZES[0], gives=True))
-    macros = {
-        "MADE_PARAMETERS": pointer_parameters(found.operands, CUDA),
-        "MADE_ARGUMENTS": pointer_arguments(found.operands),
-    }
+    macros = pointer_macros("MADE", found.operands, CUDA)
     return Prologue((found.operands,), found.values, macros, fused.text, flops=fused.flops)

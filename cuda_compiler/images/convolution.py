@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from cuda_compiler.anchors import anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS, stricter
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.back_to_back import back_to_back_microseconds, lower_back_to_back, memory_microseconds
 from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
-from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import (
-    CHUNK,
-    CHUNK_BYTES,
     TAP_MACROS,
     along_axes,
     is_packed_image,
@@ -23,11 +20,11 @@ from cuda_compiler.images.image_packing import (
 )
 from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
+from cuda_compiler.packing import CHUNK, CHUNK_BYTES
 from cuda_compiler.short_codes import operations_on_codes
 from cuda_compiler.tiles.lowering import (
     bytes_of_a_result,
     close_tilings,
-    option_of,
     partial_argument,
     tiles_microseconds,
 )
@@ -36,7 +33,6 @@ from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, c
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import TensorSpec
-from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.forms import Produced
@@ -45,7 +41,6 @@ from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
-from npu_compiler.records import changed
 
 __all__ = ["CONV2D", "CONV2D_PLAIN", "loads_convolution", "lower_conv2d", "multiplies_codes"]
 
@@ -100,11 +95,10 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
 
 def _lower_both(conv: Convolution, image: Produced, group: Group, lowering: Lowering) -> list[Step]:
     """A convolution and the one that makes its image: one launch where that is quicker, else two."""
-    made, alone = image.made, conv.with_operand(0, image.in_memory)
+    made, behind = image.apart(group)
+    alone = behind.problem
     assert isinstance(made.problem, Convolution)
-    made.check()
-    nodes = tuple(node for node in group.nodes if node not in made.nodes)
-    behind = changed(group, problem=alone, nodes=nodes)
+    assert isinstance(alone, Convolution)
     apart = _microseconds(made.problem, made, lowering) + _microseconds(alone, behind, lowering)
     is_quicker = back_to_back_microseconds(conv, group, lowering) < apart
     joined = lower_back_to_back(conv, group, lowering) if is_quicker else None
@@ -141,7 +135,7 @@ def _reads_chunks(problem: Problem | None) -> bool:
     return whole and is_packed_weight(problem.weight) and is_packed_image(problem.image, problem.channels)
 
 
-def multiplies_codes(image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
+def multiplies_codes(weight: TensorSpec, groups: int) -> bool:
     """As `CodegenTarget.multiplies_codes`: channels come in whole chunks."""
     return groups == 1 and weight.shape[1] % CHUNK_BYTES == 0 and weight.shape[0] >= _FEW_OUTPUTS
 
@@ -213,22 +207,16 @@ def _tiled_options(
     tilings = close_tilings(_asked(conv, group, work.lowering), work.device, large)
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
-    fused = {
-        most: work.epilogue(work.pack_size(conv.outputs, most))
-        for most in {tiling.neighbours(group.output.dtype) for tiling in tilings}
-    }
-    ways = []
-    for tiling in tilings:
-        epilogue = fused[tiling.neighbours(group.output.dtype)]
-        ways.append(option_of(_lower_tiled(conv, work, epilogue, image, "\n".join(structs), tiling), tiling))
+    ways = [
+        CallOption(tiling.requires, (_lower_tiled(conv, work, image, "\n".join(structs), tiling),))
+        for tiling in tilings
+    ]
     if not _is_coded(conv) and fits_overlaps(conv, work):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, work),)))
     return ways
 
 
-def _lower_tiled(
-    conv: Convolution, work: DirectedGroup, fused: Epilogue, image: Argument, structs: str, tiling: Tiling
-) -> KernelCall:
+def _lower_tiled(conv: Convolution, work: DirectedGroup, image: Argument, structs: str, tiling: Tiling) -> KernelCall:
     lowering, summed = work.lowering, _summed(conv, work.group)
     steps = sum(ceil_div(_depth(part), tiling.depth) for part in summed)
     tiles_m, tiles_n = ceil_div(conv.pixels, tiling.rows), ceil_div(conv.outputs, tiling.columns)
@@ -262,7 +250,8 @@ def _lower_tiled(
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return directed_launch(launch, tiling.epilogue(fused), lowering)
+    size = work.pack_size(tiling.neighbours(work.group.output.dtype), conv.outputs)
+    return work.directed_with(launch, tiling.epilogue(work.epilogue(size)))
 
 
 def _lower_plain(conv: Convolution, work: DirectedGroup) -> KernelCall:
@@ -288,4 +277,4 @@ def _lower_plain(conv: Convolution, work: DirectedGroup) -> KernelCall:
         inputs=conv.arguments,
         flops=conv.flops,
     )
-    return anchor_launch(launch, work.epilogue(1), work.lowering)
+    return work.launch(launch, 1)

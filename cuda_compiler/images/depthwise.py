@@ -6,7 +6,7 @@ from math import prod
 
 from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import SIZE_MACROS, TAP_MACROS, along_axes, image_macros
 from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.artifact.plan import KernelCall
@@ -41,7 +41,7 @@ def depthwise_pack(conv: Convolution, work: DirectedGroup) -> int:
     """Channels of a thread, which read and store them together; 1 where this kernel is none for a convolution."""
     alone = conv.channels == 1 and (conv.groups == 1 or conv.outputs == 1)
     alone &= conv.windows.span(1, 1) <= _MAX_TAPS_X
-    size = work.pack_size(conv.shape[1])
+    size = work.pack_size(width=conv.shape[1])
     if not alone or size not in PACK_SIZES or not are_chunks(size, conv.weight.strides[0], conv.weight.across(0)):
         return 1
     shared = conv.groups == 1 or conv.image.shape[1] == 1
@@ -75,7 +75,7 @@ def lower_depthwise(conv: Convolution, size: int, work: DirectedGroup) -> Kernel
         inputs=conv.arguments,
         flops=conv.flops,
     )
-    return directed_launch(launch, work.epilogue(size), work.lowering)
+    return work.directed(launch, size)
 
 
 def _along(conv: Convolution, size: int, device: DeviceModel) -> tuple[int, int]:

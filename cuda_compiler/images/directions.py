@@ -11,17 +11,13 @@ from functools import cached_property
 from itertools import islice
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.packing import PACK_SIZES, pack_size
+from cuda_compiler.anchors import AnchoredGroup, anchor_launch
 from npu_compiler.artifact.plan import KernelCall, Step, options_of
 from npu_compiler.lowering.anchors import Epilogue
-from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
 
-__all__ = ["BACKWARDS", "DirectedGroup", "directed_launch"]
+__all__ = ["BACKWARDS", "DirectedGroup"]
 
 BACKWARDS = "backwards"
 """The first parameter of kernels that take tiles from either end: 1 for the last one first."""
@@ -38,32 +34,8 @@ class _Directed:
 
 
 @dataclass(frozen=True)
-class DirectedGroup:
-    """A group around a problem of images while it is lowered: all ways to compute it begin at the same end.
-
-    Attributes:
-        group: What is computed.
-        found: The operands of its epilogue.
-        lowering: Where launches are collected.
-    """
-
-    group: Group
-    found: Positions
-    lowering: Lowering
-
-    @classmethod
-    def of(cls, group: Group, lowering: Lowering) -> DirectedGroup:
-        """A group with the operands of its epilogue.
-
-        Raises:
-            OpRefusal: A tensor that the epilogue reads is too large.
-        """
-        return cls(group, epilogue_positions(group, lowering, "sum"), lowering)
-
-    @property
-    def device(self) -> DeviceModel:
-        """What choices are made for."""
-        return self.lowering.device
+class DirectedGroup(AnchoredGroup):
+    """A group around a problem of images: all ways to compute it begin at the same end."""
 
     @cached_property
     def backwards(self) -> int:
@@ -73,20 +45,15 @@ class DirectedGroup:
         other_end: int = self.lowering.ask(_other_end, largest.index)
         return other_end
 
-    def pack_size(self, channels: int, most: int = PACK_SIZES[0]) -> int:
-        """How many neighbouring channels of the result the epilogue reads and stores together, of `most`."""
-        return pack_size(self.group, self.found.operands, channels, most=most)
+    def directed(self, launch: Launch, size: int) -> KernelCall:
+        """As `launch`, for a template whose first parameter is `BACKWARDS`."""
+        return self.directed_with(launch, self.epilogue(size))
 
-    def epilogue(self, size: int) -> Epilogue:
-        """The epilogue of kernels whose threads store so many neighbouring channels."""
-        return anchor_epilogue(self.group, self.found, size)
-
-
-def directed_launch(launch: Launch, fused: Epilogue, lowering: Lowering) -> KernelCall:
-    """As `anchor_launch`, for a template whose first parameter is `BACKWARDS`."""
-    call = anchor_launch(launch, fused, lowering)
-    lowering.record(_Directed).kernels.add(call.kernel)
-    return call
+    def directed_with(self, launch: Launch, fused: Epilogue) -> KernelCall:
+        """The same with an epilogue of the kernel's own."""
+        call = anchor_launch(launch, fused, self.lowering)
+        self.lowering.record(_Directed).kernels.add(call.kernel)
+        return call
 
 
 def _other_end(buffer: int, lowering: Lowering) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
@@ -19,8 +20,6 @@ from npu_compiler.tensor.layout import Layout, filter_order
 from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = [
-    "CHUNK",
-    "CHUNK_BYTES",
     "PACK_CHANNELS",
     "SIZE_MACROS",
     "TAP_MACROS",
@@ -33,8 +32,6 @@ __all__ = [
     "packed_weight",
 ]
 
-CHUNK = 8  # elements of 16 bits that are copied at a time
-CHUNK_BYTES = 16
 _FEW_CHANNELS = 4  # of which two neighbouring pixels, or taps, make a chunk
 _PACK_THREADS = 256
 

@@ -21,7 +21,7 @@ from cuda_compiler.images.window_tiles import (
 )
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.problems.convolution import Convolution
 
 __all__ = ["CONV2D_OVERLAP", "fits_overlaps", "lower_overlaps"]
@@ -43,7 +43,7 @@ CONV2D_OVERLAP = window_template(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="overlaps"):
     """How many tiles of a warpgroup make up for the weights' way to shared memory."""
 
     least_rounds: int
@@ -59,7 +59,7 @@ def fits_overlaps(conv: Convolution, work: DirectedGroup) -> bool:
     whole = channels in _CHANNELS and outputs % OUTPUTS == 0 and is_packed_image(conv.image, channels)
     short = taps_y * taps_x > 1 and taps_y * taps_x * channels <= 16 * _MAX_STEPS
     tiles = _tiles(conv)
-    rounds = device.constants("overlaps", _Costs).least_rounds
+    rounds = _Costs.of(device).least_rounds
     enough = tiles.count >= rounds * _GROUPS * _blocks(conv, device)
     fits = _shared_bytes(conv.depth, _window_bytes(conv)) <= device.shared_bytes
     return plain and whole and short and enough and fits and fits_window_tiles(conv, work, tiles)

@@ -17,7 +17,7 @@ from cuda_compiler.images.windows import PIXEL_MACROS, is_of_few_channels, pixel
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.forms import Produced
@@ -48,15 +48,11 @@ CONV2D_WINDOW_POOL = window_template(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="pooled_windows"):
     """How many blocks share a multiprocessor, and how many tiles of a block make up for its beginning and its end."""
 
     blocks: int
     least_rounds: int
-
-
-def _costs(device: DeviceModel) -> _Costs:
-    return device.constants("pooled_windows", _Costs)
 
 
 def loads_produced(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
@@ -101,7 +97,7 @@ def lower_pooled_windows(pool: Pooling, group: Group, lowering: Lowering) -> Ker
     window = window_under(conv, tiles)
     if not (window.fits(conv) and stores_by_channel(conv, work) and tiles.is_filled(pool.shape)):
         return None
-    windows, costs = pool.windows, _costs(lowering.device)
+    windows, costs = pool.windows, _Costs.of(lowering.device)
     at_a_time = costs.blocks * lowering.device.cores
     if tiles.count < costs.least_rounds * at_a_time:
         return None

@@ -9,7 +9,7 @@ from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import busy_threads
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import lower_conv2d
-from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import SIZE_MACROS, TAP_MACROS, along_axes, image_macros
 from cuda_compiler.images.pooled_windows import lower_pooled_windows
 from cuda_compiler.packing import PACK_SIZES
@@ -24,7 +24,6 @@ from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
-from npu_compiler.records import changed
 
 __all__ = ["POOL2D", "lower_pool2d"]
 
@@ -53,12 +52,10 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Step]:
     """
     if not isinstance(pool.image, Produced):
         return [_lower_alone(pool, group, lowering)]
-    made = pool.image.made
+    made, behind = pool.image.apart(group)
     assert isinstance(made.problem, Convolution)
-    made.check()
-    alone = pool.with_operand(0, pool.image.in_memory)
-    nodes = tuple(node for node in group.nodes if node not in made.nodes)
-    last = _lower_alone(alone, changed(group, problem=alone, nodes=nodes), lowering)
+    assert isinstance(behind.problem, Pooling)
+    last = _lower_alone(behind.problem, behind, lowering)
     apart = [*lower_conv2d(made.problem, made, lowering), last]
     joined = lower_pooled_windows(pool, group, lowering)
     return apart if joined is None else choice_of([CallOption(WARPGROUPS, (joined,)), *_ways(apart)])
@@ -103,7 +100,7 @@ def _lower_alone(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall:
         inputs=pool.arguments,
         flops=pool.flops,
     )
-    return directed_launch(launch, work.epilogue(size), lowering)
+    return work.directed(launch, size)
 
 
 def _along(pool: Pooling, size: int, device: DeviceModel) -> tuple[int, int]:
@@ -128,6 +125,6 @@ def _geometry(pool: Pooling) -> dict[str, object]:
 
 def _pack_size(pool: Pooling, work: DirectedGroup) -> int:
     """Channels of a thread: those that the epilogue stores together, where the image can be read that way too."""
-    size = work.pack_size(pool.shape[1])
+    size = work.pack_size(width=pool.shape[1])
     fits = are_chunks(size, pool.image.strides[1], pool.image.across(1))
     return size if size in PACK_SIZES and fits else 1

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import BACKWARDS, DirectedGroup, directed_launch
+from cuda_compiler.epilogues import element_functions
+from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import along_axes
-from cuda_compiler.packing import element_functions
 from cuda_compiler.short_codes import shortened
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
@@ -67,7 +67,7 @@ def stores_by_channel(conv: Convolution, work: DirectedGroup) -> bool:
     """
     walks = work.found.operands.walks
     by_channel = not work.found.statements and not any(any(walks[key][:-1]) for key in walks if key is not None)
-    whole = work.pack_size(conv.shape[1]) == _CHUNK
+    whole = work.pack_size(width=conv.shape[1]) == _CHUNK
     return conv.weight.is_constant and by_channel and whole and work.group.output.dtype in _STORED
 
 
@@ -150,4 +150,4 @@ def window_launch(
         flops=conv.flops,
         text="\n".join(generated),
     )
-    return directed_launch(launch, work.epilogue(_CHUNK), work.lowering)
+    return work.directed(launch, _CHUNK)

@@ -20,7 +20,7 @@ from cuda_compiler.images.window_tiles import (
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.problems.convolution import Convolution
 
 __all__ = ["CONV2D_WINDOW", "PIXEL_MACROS", "Window", "fits_windows", "is_of_few_channels", "lower_windows"]
@@ -46,7 +46,7 @@ CONV2D_WINDOW = window_template(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="windows"):
     """How many blocks share a multiprocessor."""
 
     blocks: int
@@ -99,7 +99,7 @@ def fits_windows(conv: Convolution, work: DirectedGroup) -> bool:
 def lower_windows(conv: Convolution, work: DirectedGroup) -> KernelCall:
     """One launch: a block takes tiles of results in turn."""
     tiles, device = _tiles(conv), work.device
-    blocks = device.constants("windows", _Costs).blocks
+    blocks = _Costs.of(device).blocks
     macros = pixel_macros(conv, window_under(conv, tiles), blocks)
     return window_launch(CONV2D_WINDOW, conv, work, macros, tiles, blocks * device.cores)
 

@@ -5,24 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.extensions import TensorMap
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
-from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_tilings
 from cuda_compiler.products.product import are_along_k, fits_tiles
 from cuda_compiler.tiles.tiling import Asked
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.dtypes import DType
-from npu_compiler.lowering.anchors import Epilogue
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["MATMUL_BULK", "bulk_epilogue", "bulk_options", "lower_bulk", "bulk_values", "rows_argument"]
+__all__ = ["MATMUL_BULK", "bulk_options", "lower_bulk", "bulk_values", "rows_argument"]
 __all__ += ["suits_bulk"]
 
 _ROWS = 9  # fewer are for kernels of few rows, or of threads that copy
@@ -42,24 +37,15 @@ MATMUL_BULK = KernelTemplate(
 )
 
 
-def bulk_options(
-    found: Product, asked: Asked, group: Group, lowering: Lowering, positions: Positions
-) -> list[CallOption]:
+def bulk_options(found: Product, asked: Asked, around: AnchoredGroup) -> list[CallOption]:
     """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
     if not fits_tiles(found) or not suits_bulk(found):
         return []
-    fused = bulk_epilogue(group, positions)
     kind = found.a.dtype
     return [
-        CallOption(WARPGROUPS, (lower_bulk(found, fused, lowering, tiling, kind, kind.name),))
-        for tiling in bulk_tilings(asked, lowering.device)
+        CallOption(WARPGROUPS, (lower_bulk(found, around, tiling, kind, kind.name),))
+        for tiling in bulk_tilings(asked, around.device)
     ]
-
-
-def bulk_epilogue(group: Group, positions: Positions) -> Epilogue:
-    """What such kernels do with their results."""
-    size = min(_TAKEN // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
-    return anchor_epilogue(group, positions, size)
 
 
 def suits_bulk(found: Product) -> bool:
@@ -68,15 +54,12 @@ def suits_bulk(found: Product) -> bool:
     return whole and found.m >= _ROWS and found.n % _GROUP == 0 and min(found.a.along, found.b.along) > 0
 
 
-def lower_bulk(
-    found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTiling, unit: DType, multiplied: str
-) -> KernelCall:
+def lower_bulk(found: Product, around: AnchoredGroup, tiling: BulkTiling, unit: DType, multiplied: str) -> KernelCall:
     """The launch of one tiling.
 
     Args:
         found: The product, in elements of 16 bits.
-        fused: What follows it.
-        lowering: Where the trace's tensors are.
+        around: What follows it.
         tiling: The tiling.
         unit: A data type of such elements.
         multiplied: What tensor cores see in them, see `warpgroup_product`.
@@ -84,7 +67,7 @@ def lower_bulk(
     tiles_m, tiles_n = tiling.tiles(found.m, found.n)
     launch = Launch(
         MATMUL_BULK,
-        grid=(tiling.blocks(tiles_m * tiles_n, lowering.device), tiling.splits, 1),
+        grid=(tiling.blocks(tiles_m * tiles_n, around.device), tiling.splits, 1),
         values=bulk_values(found, tiling),
         macros={**tiling.macros(found.m, found.n), "B_CONSTANT": int(found.b.is_constant)},
         inputs={"a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
@@ -93,7 +76,7 @@ def lower_bulk(
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return anchor_launch(launch, fused, lowering)
+    return around.launch(launch, around.pack_size(_TAKEN // around.group.pairs))
 
 
 def bulk_values(found: Product, tiling: BulkTiling) -> dict[str, int]:

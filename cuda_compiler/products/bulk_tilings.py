@@ -8,14 +8,14 @@ from functools import lru_cache
 from math import ceil
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
-from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, kept_candidates, offers
+from cuda_compiler.devices import brings_boxes, cluster_cores, kept_candidates
 from cuda_compiler.tiles.tiling import BULK, Asked
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate, best_candidates
-from npu_compiler.lowering.device_model import DeviceModel, scaling
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants, scaling
 
-__all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clocks", "bulk_costs", "bulk_tilings"]
+__all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clocks", "bulk_tilings"]
 
 _LINE_BYTES, _BARRIER_BYTES = 128, 16
 _PANEL = 16  # tiles along m that follow each other before the next ones along n
@@ -106,7 +106,7 @@ class BulkTiling(BulkTile):
 
 
 @dataclass(frozen=True)
-class BulkCosts:
+class BulkCosts(FamilyConstants, family=BULK):
     """The constants of the family.
 
     Attributes:
@@ -131,16 +131,11 @@ class BulkCosts:
     cache_bytes: float = scaling("cache_a_clock")
 
 
-def bulk_costs(device: DeviceModel) -> BulkCosts:
-    """The constants for a device."""
-    return device.constants(BULK, BulkCosts)
-
-
 def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[BulkTiling]]:
     """All tiles whose blocks have enough steps; none without the instructions, or of a batch."""
-    if not offers(device, WARPGROUPS) or TENSOR_MAPS not in device.instructions or asked.batch > 1:
+    if not brings_boxes(device) or asked.batch > 1:
         return
-    steps, costs = ceil(asked.k / LINE), bulk_costs(device)
+    steps, costs = ceil(asked.k / LINE), BulkCosts.of(device)
     for tile in costs.tiles:
         tiling = BulkTiling.of(tile, device)
         suits = (tile.rows == WARPGROUP_ROWS) == (asked.m <= WARPGROUP_ROWS)
@@ -152,7 +147,7 @@ def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Bul
 @lru_cache(maxsize=1024)  # a model has the same product in many layers
 def bulk_tilings(asked: Asked, device: DeviceModel) -> tuple[BulkTiling, ...]:
     """Tilings of a product that are worth timing, the best by the model of their cost first."""
-    best = best_candidates([bulk_candidates], asked, device, kept_candidates(device, bulk=True))
+    best = best_candidates(bulk_candidates(asked, device), kept_candidates(device, bulk=True))
     return tuple(candidate.sizes for candidate in best)
 
 

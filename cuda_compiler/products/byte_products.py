@@ -7,16 +7,17 @@ epilogue's. Where tensor cores have no such instruction, 8-bit floats become flo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from cuda_compiler.devices import kept_candidates
+from cuda_compiler.packing import CHUNK_BYTES
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_candidates
 from cuda_compiler.products.matvec import as_vectors
 from cuda_compiler.tiles.tiling import Asked
 from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8, INT32, DType
-from npu_compiler.lowering.candidates import Candidate, best_candidates
+from npu_compiler.lowering.candidates import best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import Dequantised
@@ -25,8 +26,6 @@ from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.tensor.expr import Call, Expr, Load, substitute
 
 __all__ = ["Bytes", "bulk_byte_tilings", "bytes_of", "in_pairs", "loads_bytes"]
-
-_CHUNK = 16  # bytes that are copied at a time
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def loads_bytes(group: Group, position: int, operand: Operand) -> bool:
 
 def _fits(operand: Matrix, depth: int) -> bool:
     """Whether rows are read 16 bytes at a time, along k."""
-    return are_chunks(_CHUNK, operand.k, (operand.offset, operand.along, depth))
+    return are_chunks(CHUNK_BYTES, operand.k, (operand.offset, operand.along, depth))
 
 
 def in_pairs(found: Product) -> Product:
@@ -96,9 +95,6 @@ def in_pairs(found: Product) -> Product:
 @lru_cache(maxsize=1024)
 def bulk_byte_tilings(asked: Asked, device: DeviceModel, whole: bool) -> tuple[BulkTiling, ...]:
     """Tilings by the copy engine; where integers add up, `whole`, of blocks that share no tile."""
-
-    def candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[BulkTiling]]:
-        return (found for found in bulk_candidates(asked, device) if found.sizes.splits == 1 or not whole)
-
-    best = best_candidates([candidates], asked, device, kept_candidates(device, bulk=True))
+    candidates = (found for found in bulk_candidates(asked, device) if found.sizes.splits == 1 or not whole)
+    best = best_candidates(candidates, kept_candidates(device, bulk=True))
     return tuple(candidate.sizes for candidate in best)

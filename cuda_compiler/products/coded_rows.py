@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import inf
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.extensions import TensorMap, cluster_along_x
 from cuda_compiler.artifact.vocabulary import TENSOR_CORES
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import pack_size
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_inputs, part_macros, part_rows
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
@@ -19,11 +18,8 @@ from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.dtypes import FLOAT16
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, Kept, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.forms import GroupedCodes
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_microseconds", "coded_rows_options", "suits_coded_rows"]
@@ -82,19 +78,11 @@ def suits_coded_rows(found: Product) -> bool:
     return whole and found.m > MAX_ROWS and min(found.a.along, found.b.along) > 0
 
 
-def coded_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
-    """The launches worth trying, the best first, each for devices with tensor cores or with more.
-
-    Args:
-        found: The product.
-        group: What follows it.
-        lowering: Where the trace's tensors are.
-        positions: The operands of what follows.
-    """
+def coded_rows_options(found: Product, around: AnchoredGroup) -> list[CallOption]:
+    """The launches worth trying, the best first, each for devices with tensor cores or with more."""
     work = _work(found)
     return [
-        CallOption(each.requires, (_lower(found, work, group, lowering, positions, each.sizes),))
-        for each in _ranked(work, lowering.device)
+        CallOption(each.requires, (_lower(found, work, around, each.sizes),)) for each in _ranked(work, around.device)
     ]
 
 
@@ -113,29 +101,20 @@ def _work(found: Product) -> Work:
 def _ranked(work: Work, device: DeviceModel) -> tuple[Candidate[CodedRows], ...]:
     """The candidates worth timing: the best first, and the best of those for more devices."""
     candidates = [*coded_rows_candidates(work, device)] if offers(device, TENSOR_CORES) else []
-    if not candidates:
-        return ()
-    found = best_candidates([partial(_these, candidates)], work, device, _KEPT)
+    found = best_candidates(candidates, _KEPT)
     by_warps = [each for each in candidates if isinstance(each.sizes, ByWarps)]
     if by_warps and all(isinstance(each.sizes, ByWarpgroups) for each in found):
-        return (*found, *best_candidates([partial(_these, by_warps)], work, device, THE_BEST))
-    return tuple(found)
-
-
-def _these(found: list[Candidate[CodedRows]], work: Work, device: DeviceModel) -> list[Candidate[CodedRows]]:
+        return (*found, *best_candidates(by_warps, THE_BEST))
     return found
 
 
-def _lower(
-    found: Product, work: Work, group: Group, lowering: Lowering, positions: Positions, sizes: CodedRows
-) -> KernelCall:
+def _lower(found: Product, work: Work, around: AnchoredGroup, sizes: CodedRows) -> KernelCall:
     codes, vector = found.b.operand, found.a
     assert isinstance(codes, GroupedCodes)
-    size = min(_STORED // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
     way = _by_warpgroups(found, work, sizes) if isinstance(sizes, ByWarpgroups) else _by_warps(found, sizes)
     launch = Launch(
         way.template,
-        grid=(sizes.clusters(work, lowering.device) * sizes.cluster, 1, 1),
+        grid=(sizes.clusters(work, around.device) * sizes.cluster, 1, 1),
         values={
             "outputs": found.n,
             "vectors": found.m,
@@ -164,7 +143,7 @@ def _lower(
         shared_bytes=sizes.shared_bytes(work),
         extension=cluster_along_x(sizes.cluster),
     )
-    return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
+    return around.launch(launch, around.pack_size(_STORED // around.group.pairs))
 
 
 def _is_scaled_last(codes: GroupedCodes, k: int) -> bool:

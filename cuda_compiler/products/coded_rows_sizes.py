@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
-from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, offers
+from cuda_compiler.devices import brings_boxes, cluster_cores, offers
 from cuda_compiler.tiles.wgmma import WARPGROUP_ROWS
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
 __all__ = ["ByWarpgroups", "ByWarps", "CodedRows", "CodedRowsCosts", "Work", "coded_rows_candidates"]
 
-_FAMILY = "coded_rows"
 _WARP_SPAN = 64  # codes of a row that four lanes have side by side
 _BRINGING_THREADS = 128  # that copy and bring what belongs to groups
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
@@ -49,7 +48,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class CodedRowsCosts:
+class CodedRowsCosts(FamilyConstants, family="coded_rows"):
     """What a launch costs.
 
     Attributes:
@@ -242,26 +241,21 @@ class ByWarpgroups(CodedRows):
 
 def coded_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
     """All ways to share the work that fit, with what each should take."""
-    costs = device.constants(_FAMILY, CodedRowsCosts)
+    costs = CodedRowsCosts.of(device)
     for requires, each in _few(device) if work.rows <= _GATHERED else _many(work, device):
         sizes = each.filling(work, device)
         if sizes is not None:
             clocks = _clocks(sizes, work, costs, device)
-            yield Candidate(_FAMILY, sizes, device.microseconds(clocks), requires)
+            yield Candidate(costs.family, sizes, device.microseconds(clocks), requires)
 
 
 def _many(work: Work, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
     """As below, for vectors of which a tile has a part."""
-    if not _brings_boxes(device):
+    if not brings_boxes(device):
         return
     for groups, most in ((3, 64), (2, 128), (2, 192), (2, 256)):
         if most - _GATHERED < work.rows:
             yield from ((WARPGROUPS, ByWarpgroups(0, 1, groups, most, places)) for places in (64, _MOST_PLACES))
-
-
-def _brings_boxes(device: DeviceModel) -> bool:
-    """Whether there are warpgroups, and a copy engine for them."""
-    return offers(device, WARPGROUPS) and TENSOR_MAPS in device.instructions
 
 
 def _few(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
@@ -271,7 +265,7 @@ def _few(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
 
 
 def _in_clusters(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
-    if _brings_boxes(device):
+    if brings_boxes(device):
         yield from ((WARPGROUPS, ByWarpgroups(0, cluster, groups)) for groups in (1, 2, 3))
     requires = CLUSTERS if offers(device, CLUSTERS) else TENSOR_CORES
     for warps_k in (2, 4):  # with one set all wait for the same copies, a fifth longer as measured

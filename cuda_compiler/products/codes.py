@@ -53,7 +53,7 @@ def _function(codes: Dequantised, position: int, lowering: Lowering) -> CodeFunc
     made = number_function(codes, position, lowering.tensors, CUDA)
     prefix, pointers = made.operands.prefix, made.operands.pointers
     members = [f"{CUDA.pointer_to(dtype)} {prefix}e{number}" for number, (_, dtype) in enumerate(pointers)]
-    head = "__device__ __forceinline__ float number_of(int code, int row, const Codes& codes, const Params& p)"
+    head = f"{CUDA.inline} float number_of(int code, int row, const Codes& codes, const Params& p)"
     taken = (f"    {member} = codes.{prefix}e{number};" for number, member in enumerate(members))
     struct = ["struct Codes {", *(f"    {member};" for member in members), "};"]
     macros = {"CODES": 1, **pointer_macros("CODE", made.operands, CUDA)}

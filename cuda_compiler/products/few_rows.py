@@ -8,43 +8,37 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.packing import pack_size
-from cuda_compiler.products.few_rows_sizes import WARPS, FewRows, Work, few_rows_candidates, few_rows_costs
+from cuda_compiler.packing import CHUNK
+from cuda_compiler.products.few_rows_sizes import WARPS, FewRows, FewRowsCosts, Work, few_rows_candidates
 from cuda_compiler.products.grouped_matvec import loads_rows_beside_codes
-from cuda_compiler.rows import vector_prologue
+from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.candidates import Candidate, Kept, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["FEW_ROWS", "few_rows_options", "is_quicker", "loads_rows"]
 
-_MAX_ROWS, _MAX_COMPUTED, _CHUNK = 16, 8, 8  # vectors, those that each block computes, and neighbours of a lane
+_MAX_ROWS, _MAX_COMPUTED = 16, 8  # vectors, and those that each block computes
 _THREADS = 32 * WARPS
-_PREFIX = "v"
 _COMPUTED_BYTES = 80 * 1024  # of shared memory, where each block computes the rows
 _KEPT = Kept(close=1.15, most=2)
 
 FEW_ROWS = KernelTemplate(
     "few_rows",
     params="int outputs, tiles, matrix_row, vector_row",
-    macros=(
-        "vector_t COMMON VECTORS TILES CLUSTER DEPTH RESIDENT MATRIX_CONSTANT HURRIES PROLOGUE "
-        "VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
-    ),
+    macros=f"COMMON VECTORS TILES CLUSTER DEPTH RESIDENT MATRIX_CONSTANT HURRIES {VECTOR_MACROS}",
     inputs="matrix vector",
     threads=_THREADS,
     shared_bytes=None,
@@ -73,11 +67,11 @@ def work_of(found: Product) -> Work | None:
     few = 1 < found.m <= _MAX_ROWS and found.batches == 1 and found.k > 0 and found.n > 0
     is_computed = isinstance(left.operand, Computed)
     few = few and (not is_computed or found.m <= _MAX_COMPUTED)
-    if not few or left.dtype not in (FLOAT16, BFLOAT16) or found.k % _CHUNK:
+    if not few or left.dtype not in (FLOAT16, BFLOAT16) or found.k % CHUNK:
         return None
-    if not is_computed and (type(left.operand) is not Operand or not left.has_chunks(_CHUNK, found.k, True)):
+    if not is_computed and (type(left.operand) is not Operand or not left.has_chunks(CHUNK, found.k, True)):
         return None
-    if type(right.operand) is not Operand or right.dtype != left.dtype or not right.has_chunks(_CHUNK, found.k, True):
+    if type(right.operand) is not Operand or right.dtype != left.dtype or not right.has_chunks(CHUNK, found.k, True):
         return None
     return Work(found.m, found.n, found.k, is_computed)
 
@@ -90,24 +84,16 @@ def is_quicker(found: Product, in_tiles: float, device: DeviceModel) -> bool:
         in_tiles: What the model of tiles says.
         device: The device.
     """
-    pace = device.memory_a_clock * few_rows_costs(device).in_tiles
+    pace = device.memory_a_clock * FewRowsCosts.of(device).in_tiles
     arriving = device.microseconds(found.n * found.k * found.b.dtype.size / pace)
     return ranked_few_rows(found, device)[0].microseconds <= max(in_tiles, arriving)
 
 
-def few_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
-    """The launches worth trying, the best first, each for devices with tensor cores or with clusters.
-
-    Args:
-        found: The product.
-        group: What follows it.
-        lowering: Where the trace's tensors are.
-        positions: The operands of what follows.
-    """
-    ranked = ranked_few_rows(found, lowering.device)
+def few_rows_options(found: Product, around: AnchoredGroup) -> list[CallOption]:
+    """The launches worth trying, the best first, each for devices with tensor cores or with clusters."""
     return [
-        CallOption(each.requires or TENSOR_CORES, (_lower(found, group, lowering, positions, each.sizes),))
-        for each in ranked
+        CallOption(each.requires or TENSOR_CORES, (_lower(found, around, each.sizes),))
+        for each in ranked_few_rows(found, around.device)
     ]
 
 
@@ -119,23 +105,16 @@ def ranked_few_rows(found: Product, device: DeviceModel) -> tuple[Candidate[FewR
 
 @lru_cache(maxsize=1024)  # a model has the same product in many layers
 def _ranked(work: Work, device: DeviceModel) -> tuple[Candidate[FewRows], ...]:
-    candidates = [*few_rows_candidates(work, device)]
-    return best_candidates([lambda work, device: candidates], work, device, _KEPT) if candidates else ()
+    return best_candidates(few_rows_candidates(work, device), _KEPT)
 
 
-def _lower(found: Product, group: Group, lowering: Lowering, positions: Positions, sizes: FewRows) -> KernelCall:
-    work, matrix, vector, device = work_of(found), found.b, found.a, lowering.device
+def _lower(found: Product, around: AnchoredGroup, sizes: FewRows) -> KernelCall:
+    work, matrix, vector, device = work_of(found), found.b, found.a, around.device
     assert work is not None
-    computed = vector.operand if isinstance(vector.operand, Computed) else None
-    store = min(pack_size(group, positions.operands, group.shape[-1]), 2)
-    is_constant = lowering.tensors[matrix.operand.tensor.index].source is None
+    store = around.pack_size(2)
     blocks = sizes.clusters(work, device) * sizes.cluster
-    hurries = is_constant and blocks <= device.cores
-    inputs, prologues = {"matrix": matrix.argument}, {}
-    if computed is None:
-        inputs["vector"] = vector.argument
-    else:
-        prologues["vector"] = vector_prologue(computed, lowering, _THREADS, blocks, _PREFIX)
+    hurries = matrix.is_constant and blocks <= device.cores
+    vectors = vectors_of(vector, around.lowering, _THREADS, blocks)
     launch = EarlyLaunch(
         FEW_ROWS,
         grid=(blocks, 1, 1),
@@ -153,16 +132,15 @@ def _lower(found: Product, group: Group, lowering: Lowering, positions: Position
             "CLUSTER": sizes.cluster,
             "DEPTH": sizes.depth,
             "RESIDENT": sizes.resident,
-            "MATRIX_CONSTANT": int(is_constant),
+            "MATRIX_CONSTANT": int(matrix.is_constant),
             "HURRIES": int(hurries),
-            "PROLOGUE": int(computed is not None),
-            "VECTOR_PARAMETERS": "const vector_t* vector, ",
+            **vectors.macros,
         },
-        inputs=inputs,
+        inputs={"matrix": matrix.argument, **vectors.inputs},
         flops=found.flops,
-        prologues=prologues,
-        shared_bytes=sizes.shared_bytes(work, store * group.pairs),
+        prologues=vectors.prologues,
+        shared_bytes=sizes.shared_bytes(work, store * around.group.pairs),
         extension=cluster_along_x(sizes.cluster),
         hurries=hurries,
     )
-    return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
+    return around.launch(launch, store)

@@ -9,14 +9,13 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import cluster_cores, offers
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
-__all__ = ["WARPS", "FewRows", "FewRowsCosts", "Work", "few_rows_candidates", "few_rows_costs"]
+__all__ = ["WARPS", "FewRows", "FewRowsCosts", "Work", "few_rows_candidates"]
 
 WARPS = 8
 """Of a block."""
 
-_FAMILY = "few_rows"
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
 _SPAN = 32  # neighbours that four lanes have
 _WORDS = 4  # registers of a lane for its part of them
@@ -24,7 +23,7 @@ _ROW_REGISTERS = 40  # for the rows that it computes
 
 
 @dataclass(frozen=True)
-class FewRowsCosts:
+class FewRowsCosts(FamilyConstants, family="few_rows"):
     """What a launch costs, in clocks where nothing else is said.
 
     Attributes:
@@ -118,20 +117,15 @@ class FewRows:
         return 4 * ceil_div(parts + gathered, 4) * 4 + 2 * work.rows * row
 
 
-def few_rows_costs(device: DeviceModel) -> FewRowsCosts:
-    """What launches cost on a device."""
-    return device.constants(_FAMILY, FewRowsCosts)
-
-
 def few_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[FewRows]]:
     """All ways to share the work that fit, with what each should take; those with clusters require them."""
-    costs = few_rows_costs(device)
+    costs = FewRowsCosts.of(device)
     clusters = [n for n in (1, 2, 4, 8) if n == 1 or (offers(device, CLUSTERS) and not work.is_computed)]
     for cluster in clusters:
         for tiles in (1, 2, 3, 4):
             for sizes in _residents(tiles, cluster, work, device):
                 microseconds = device.microseconds(_clocks(sizes, work, costs, device))
-                yield Candidate(_FAMILY, sizes, microseconds, CLUSTERS if cluster > 1 else "")
+                yield Candidate(costs.family, sizes, microseconds, CLUSTERS if cluster > 1 else "")
 
 
 def _residents(tiles: int, cluster: int, work: Work, device: DeviceModel) -> Iterator[FewRows]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import pack_size
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.tiles.tiling import TILING_MACROS, Asked, Tiling
 from cuda_compiler.tiles.warps import warp_candidates
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.grouped_product import GroupedProduct
 from npu_compiler.lowering.problems.operand import Operand, are_chunks
 from npu_compiler.lowering.target import Lowering, lowering_of
@@ -20,7 +19,6 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["GROUPED_MATMUL", "GROUPED_MATMUL_PLAIN", "lower_grouped"]
 
 _PARAMS = "int m, n, k, groups, a_row, a_k, b_group, b_k, b_col, end_step, tiles_n"
-_CHUNK = 8  # elements of 16 bytes
 _PLAIN_SIDE = 32
 
 
@@ -48,7 +46,7 @@ def lower_grouped(found: GroupedProduct, group: Group, lowering: Lowering) -> li
     Raises:
         OpRefusal: A tensor that the epilogue reads is too large.
     """
-    positions = epilogue_positions(group, lowering, "sum")
+    around = AnchoredGroup.of(group, lowering)
     tiling = _tiling(found, lowering)
     side, columns = (_PLAIN_SIDE, _PLAIN_SIDE) if tiling is None else (tiling.rows, tiling.columns)
     tiles_n = ceil_div(found.n, columns)
@@ -62,7 +60,7 @@ def lower_grouped(found: GroupedProduct, group: Group, lowering: Lowering) -> li
     if tiling is None:
         macros["a_t"] = CUDA.storage[found.rows.dtype.name]
         launch = Launch(GROUPED_MATMUL_PLAIN, (tiles, 1, 1), values, macros, inputs, flops=found.flops)
-        return [anchor_launch(launch, anchor_epilogue(group, positions, 1), lowering)]
+        return [around.launch(launch, 1)]
     macros |= {
         **tiling.macros(tiles, ceil_div(found.k, tiling.depth)),
         "tile_t": CUDA.storage[found.rows.dtype.name],
@@ -80,14 +78,13 @@ def lower_grouped(found: GroupedProduct, group: Group, lowering: Lowering) -> li
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    size = min(_CHUNK, pack_size(group, positions.operands, group.shape[-1]))
-    return [anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)]
+    return [around.launch(launch, around.pack_size())]
 
 
 def _tiling(found: GroupedProduct, lowering: Lowering) -> Tiling | None:
     """The tiles that any device multiplies, each by one block; None where operands are not read 16 bytes at a time."""
     dtype = found.rows.dtype
-    if dtype not in (FLOAT16, BFLOAT16) or dtype != found.matrices.dtype or not found.rows.has_chunks(_CHUNK):
+    if dtype not in (FLOAT16, BFLOAT16) or dtype != found.matrices.dtype or not found.rows.has_chunks(CHUNK):
         return None
     if not _has_chunks(found.matrices):
         return None
@@ -99,4 +96,4 @@ def _tiling(found: GroupedProduct, lowering: Lowering) -> Tiling | None:
 def _has_chunks(matrices: Operand) -> bool:
     """Whether 16 bytes at a time can be read of each matrix, along k or along its columns."""
     along = 1 if matrices.strides[1] == 1 else 2
-    return are_chunks(_CHUNK, matrices.strides[along], (*matrices.across(along), matrices.shape[along]))
+    return are_chunks(CHUNK, matrices.strides[along], (*matrices.across(along), matrices.shape[along]))

@@ -6,24 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.packing import pack_size
 from cuda_compiler.products.codes import number_macros
-from cuda_compiler.rows import vector_prologue
+from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.codings import SmallFloat
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.forms import Computed, Dequantised, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["GROUPED_MATVEC", "MAX_ROWS", "loads_grouped_codes", "lower_grouped_vectors"]
@@ -32,7 +29,6 @@ __all__ += ["part_inputs", "part_macros", "part_rows", "suits_codes"]
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
 _MAX_COMPUTED_ROWS = 8  # beyond which every block would compute for longer than a launch of its own takes
-_PREFIX, _FAMILY = "v", "grouped_vectors"
 _SHARED_BYTES = 64 * 1024  # of a block, which every device has
 _PART_ROW, _COLUMNS = 20, 8
 _WIDE_DEPTH = 5  # beyond which registers do not hold the spans beside the sums of more than eight columns
@@ -43,10 +39,9 @@ GROUPED_MATVEC = KernelTemplate(
     "grouped_matvec",
     params=("int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"),
     macros=(
-        "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
+        "scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
         "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K "
-        "DEPTH RESIDENT STAGED STAGES VECTOR_PACKS MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS "
-        "VECTOR_ARGUMENTS? ROW_THREADS?"
+        f"DEPTH RESIDENT STAGED STAGES VECTOR_PACKS MATRIX_CONSTANT HURRIES {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros biases entries vector",
     files="tensor_cores.cuh grouped_codes.cuh streamed_loads.cuh",
@@ -57,7 +52,7 @@ GROUPED_MATVEC = KernelTemplate(
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="grouped_vectors"):
     """What decides how threads share the work.
 
     Attributes:
@@ -197,15 +192,12 @@ def _shared_bytes(found: Product, span: int, span_groups: int) -> Iterator[tuple
             yield stages, parts + 2 * _WARPS * stages * found.m * (span + 32)
 
 
-def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
+def lower_grouped_vectors(found: Product, around: AnchoredGroup) -> KernelCall:
     """One launch, of as many blocks as the device has room for, or fewer."""
-    codes, vector, device = found.b.operand, found.a, lowering.device
+    codes, vector, lowering, device = found.b.operand, found.a, around.lowering, around.device
     assert isinstance(codes, GroupedCodes)
     geometry = _geometry(found, codes)
     assert geometry is not None
-    computed = vector.operand if isinstance(vector.operand, Computed) else None
-    size = pack_size(group, positions.operands, group.shape[-1])
-    store = min(size, 2)
     tiles, spans = ceil_div(found.n, _TILE), ceil_div(found.k, geometry.span)
     is_wide = _columns(found) * geometry.span_groups > _COLUMNS
     shape = _shape(_Work(tiles, spans, 2 * geometry.chunk * codes.bits // 8, is_wide), device)
@@ -213,6 +205,7 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
     blocks = min(ceil_div(tiles, _WARPS // shape.warps_k), device.cores * shape.resident)
     hurries = is_constant and blocks <= device.cores
     one_group = codes.group >= found.k and codes.bias is None
+    vectors = vectors_of(vector, lowering, 32 * _WARPS, blocks)
     macros: dict[str, object] = {
         **part_macros(codes, vector.dtype),
         "vector_t": CUDA.storage[vector.dtype.name],
@@ -227,11 +220,10 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         "RESIDENT": shape.resident,
         "STAGED": int(not geometry.stages),
         "STAGES": geometry.stages,
-        "VECTOR_PACKS": int(computed is not None or not any(n % 8 for n in vector.across(along_k=True))),
+        "VECTOR_PACKS": int(bool(vectors.prologues) or not any(n % 8 for n in vector.across(along_k=True))),
         "MATRIX_CONSTANT": int(is_constant),
         "HURRIES": int(hurries),
-        "PROLOGUE": int(computed is not None),
-        "VECTOR_PARAMETERS": "const vector_t* vector, ",
+        **vectors.macros,
     }
     values = {
         "outputs": found.n,
@@ -240,25 +232,18 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         "vector_row": vector.along,
         **part_rows(codes),
     }
-    vector_input, prologues = {"vector": vector.argument}, {}
-    if computed is not None:
-        prologues = {"vector": vector_prologue(computed, lowering, 32 * _WARPS, blocks, _PREFIX)}
-        vector_input = {}
     launch = EarlyLaunch(
         GROUPED_MATVEC,
         grid=(blocks, 1, 1),
         values=values,
         macros=macros,
-        inputs={
-            **part_inputs(codes),
-            **vector_input,
-        },
+        inputs={**part_inputs(codes), **vectors.inputs},
         flops=found.flops,
-        prologues=prologues,
+        prologues=vectors.prologues,
         shared_bytes=geometry.shared,
         hurries=hurries,
     )
-    return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
+    return around.launch(launch, around.pack_size(2))
 
 
 def part_inputs(codes: GroupedCodes) -> dict[str, Argument]:
@@ -305,12 +290,12 @@ def _columns(found: Product) -> int:
 
 
 def _shape(work: _Work, device: DeviceModel) -> _Shape:
-    return best_candidates([_candidates], work, device, THE_BEST)[0].sizes
+    return best_candidates(_candidates(work, device), THE_BEST)[0].sizes
 
 
 def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]:
     """Tiles shared by one warp or several: as long as the loads of one thread take, at the pace of the memory."""
-    costs = device.constants(_FAMILY, _Costs)
+    costs = _Costs.of(device)
     for warps_k in (8, 4, 2, 1):
         passes, alone = ceil_div(work.spans, warps_k), ceil_div(work.tiles, _WARPS // warps_k) <= device.cores
         most = (costs.alone_in_flight if alone else costs.in_flight) * 16 // work.lane_bytes
@@ -321,4 +306,4 @@ def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]
         loads = each * (passes * work.lane_bytes / 16 + costs.share_cost)
         loaded_bytes = device.cores * costs.blocks * 32 * _WARPS * 16  # by one load of all threads
         clocks = loads * (loaded_bytes / device.memory_a_clock)
-        yield Candidate(_FAMILY, shape, device.microseconds(clocks))
+        yield Candidate(costs.family, shape, device.microseconds(clocks))

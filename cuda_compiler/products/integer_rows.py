@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.packing import pack_size
+from cuda_compiler.packing import CHUNK
 from cuda_compiler.products.integer_rows_sizes import BUNDLE, TILE, Work, integer_rows_sizes
-from cuda_compiler.rows import vector_prologue
+from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
@@ -22,8 +20,6 @@ from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["INTEGER_ROWS", "integer_rows_options"]
 
-_PREFIX = "v"
-_CHUNK = 8  # neighbours of the vector that a thread loads
 _GROUPS, _UNITS = (32, 64, 128), (64, 32)
 _ALIGNED = 16  # bytes of a copy
 _COPIED = (4, 8, 16)  # bytes that are copied of a bundle's scales
@@ -33,8 +29,8 @@ INTEGER_ROWS = KernelTemplate(
     "integer_rows",
     params="int outputs, tiles, zero_row",
     macros=(
-        "vector_t code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO TEAMS WARPS_K "
-        "STEP STAGES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
+        "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO TEAMS WARPS_K STEP STAGES "
+        f"{VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
@@ -44,30 +40,19 @@ INTEGER_ROWS = KernelTemplate(
 )
 
 
-def integer_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
-    """The launch for devices with as much shared memory as 9.0 has; none where it does not suit.
-
-    Args:
-        found: A product by packed codes.
-        group: What follows it.
-        lowering: Where the trace's tensors are.
-        positions: The operands of what follows.
-    """
-    codes, vector, device = found.b.operand, found.a, lowering.device
+def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOption]:
+    """The launch for devices with as much shared memory as 9.0 has; none where it does not suit."""
+    codes, vector, device = found.b.operand, found.a, around.device
     if not isinstance(codes, GroupedCodes) or not offers(device, CLUSTERS):
         return []
-    store = min(pack_size(group, positions.operands, group.shape[-1]), 2)
-    work = _work_of(found, codes, lowering) if TILE % (store * group.pairs) == 0 else None
+    store = around.pack_size(2)
+    work = _work_of(found, codes, around.lowering) if TILE % (store * around.group.pairs) == 0 else None
     sizes = None if work is None else integer_rows_sizes(work, device)
     if work is None or sizes is None:
         return []
     blocks = sizes.blocks(work, device)
-    parts = {"scales": codes.scale, "zeros": codes.zeros or codes}
-    inputs, prologues = {"matrix": codes.argument, **{name: part.argument for name, part in parts.items()}}, {}
-    if isinstance(vector.operand, Computed):
-        prologues["vector"] = vector_prologue(vector.operand, lowering, 32 * sizes.warps, blocks, _PREFIX)
-    else:
-        inputs["vector"] = vector.argument
+    parts = {"matrix": codes, "scales": codes.scale, "zeros": codes.zeros or codes}
+    vectors = vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     launch = EarlyLaunch(
         INTEGER_ROWS,
         grid=(blocks, 1, 1),
@@ -93,16 +78,15 @@ def integer_rows_options(found: Product, group: Group, lowering: Lowering, posit
             "WARPS_K": sizes.warps_k,
             "STEP": work.step,
             "STAGES": sizes.stages,
-            "PROLOGUE": int(bool(prologues)),
-            "VECTOR_PARAMETERS": "const vector_t* vector, ",
+            **vectors.macros,
         },
-        inputs=inputs,
+        inputs={**{name: part.argument for name, part in parts.items()}, **vectors.inputs},
         flops=found.flops,
-        prologues=prologues,
+        prologues=vectors.prologues,
         shared_bytes=sizes.shared_bytes(work),
         hurries=True,
     )
-    return [CallOption(CLUSTERS, (anchor_launch(launch, anchor_epilogue(group, positions, store), lowering),))]
+    return [CallOption(CLUSTERS, (around.launch(launch, store),))]
 
 
 def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:
@@ -111,7 +95,7 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
     if found.m != 1 or found.batches != 1 or found.n % TILE:
         return None
     is_computed = isinstance(vector.operand, Computed)
-    if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(_CHUNK, found.k, True)):
+    if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(CHUNK, found.k, True)):
         return None
     units = (unit for unit in _UNITS if not found.k % (BUNDLE * unit) and group % unit == 0)
     unit = next(units, None)

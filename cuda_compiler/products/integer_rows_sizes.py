@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
 __all__ = ["BUNDLE", "TILE", "IntegerRows", "IntegerRowsCosts", "Work", "integer_rows_sizes"]
 
@@ -22,7 +22,7 @@ _BARRIERS = 16  # of a block, one of which all threads share
 
 
 @dataclass(frozen=True)
-class IntegerRowsCosts:
+class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
     """What decides how threads share the work.
 
     Attributes:
@@ -137,7 +137,7 @@ class IntegerRows:
 
 def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
     """Of those that should be about the quickest the ones with the fewest warps; None where nothing fits."""
-    costs = device.constants("integer_rows", IntegerRowsCosts)
+    costs = IntegerRowsCosts.of(device)
 
     def clocks(sizes: IntegerRows) -> float:
         """What is left to be done when the vector is there: bytes that are not on their way yet, and all steps."""

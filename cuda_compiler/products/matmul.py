@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup, anchor_launch
 from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL, WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
-from cuda_compiler.packing import pack_size
-from cuda_compiler.products.bulk import bulk_epilogue, bulk_options, lower_bulk, suits_bulk
+from cuda_compiler.products.bulk import bulk_options, lower_bulk, suits_bulk
 from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes_of, in_pairs
 from cuda_compiler.products.codes import CODE_MACROS, code_function
 from cuda_compiler.products.few_rows import few_rows_options, is_quicker
@@ -23,7 +22,6 @@ from cuda_compiler.rows import lower_rows
 from cuda_compiler.tiles.lowering import (
     bytes_of_a_result,
     close_tilings,
-    option_of,
     partial_argument,
     tiles_microseconds,
 )
@@ -31,11 +29,9 @@ from cuda_compiler.tiles.tiling import TILE_MACROS, Asked, Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
 from npu_compiler.dtypes import FLOAT16
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import Epilogue
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
-from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.forms import Computed, Dequantised, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
@@ -85,97 +81,87 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
     Raises:
         OpRefusal: A tensor that the epilogue reads is too large.
     """
-    positions = epilogue_positions(group, lowering, "sum")
-    few = few_rows_options(found, group, lowering, positions)
+    around = AnchoredGroup.of(group, lowering)
+    few = few_rows_options(found, around)
     if not few:
-        return choice_of(_any_rows(found, group, lowering, positions))
+        return choice_of(_any_rows(found, around))
     rows = found.a.operand
     if isinstance(rows, Computed):  # other launches read rows from memory
         stored, ahead = found.with_operand(0, rows.in_memory), lower_rows(rows.made, lowering)
-        others = _any_rows(stored, replace(group, problem=stored), lowering, positions)
+        others = _any_rows(stored, around.of_problem(stored))
         return choice_of([*few, *(replace(option, calls=(*ahead, *option.calls)) for option in others)])
-    others = _any_rows(found, group, lowering, positions)
-    asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
+    others = _any_rows(found, around)
     if as_vectors(found, group) is None and fits_tiles(found):
-        in_tiles = tiles_microseconds(asked, lowering.device, are_along_k(found))
+        in_tiles = tiles_microseconds(_asked(found, around), lowering.device, are_along_k(found))
         if not is_quicker(found, in_tiles, lowering.device):
             return choice_of([*others[:-1], *few, others[-1]])
     return choice_of([*few, *others])
 
 
-def _any_rows(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+def _any_rows(found: Product, around: AnchoredGroup) -> list[CallOption]:
     """The launches worth trying beside those for a few rows alone; the last one is for any device."""
     kind = bytes_of(found)
     if kind is not None:
-        return _byte_options(found, kind, group, lowering, positions)
+        return _byte_options(found, kind, around)
     if isinstance(found.b.operand, GroupedCodes):
         if found.m <= MAX_ROWS:
-            others = CallOption("", (lower_grouped_vectors(found, group, lowering, positions),))
-            return [*integer_rows_options(found, group, lowering, positions), others]
-
-        def of_numbers(made: Product) -> list[CallOption]:
-            return _options(made, group, lowering, positions)
-
-        return packed_options(found, group, lowering, positions, of_numbers)
-    vectors = as_vectors(found, group)
+            others = CallOption("", (lower_grouped_vectors(found, around),))
+            return [*integer_rows_options(found, around), others]
+        return packed_options(found, around, _options)
+    vectors = as_vectors(found, around.group)
     if vectors is not None:
-        return [CallOption("", (lower_vectors(vectors, found, group, lowering, positions),))]
+        return [CallOption("", (lower_vectors(vectors, found, around),))]
     if isinstance(found.b.operand, Dequantised) and fits_coded_tiles(found):
-        return _coded_options(found, group, lowering, positions)
+        return _coded_options(found, around)
     if not fits_tiles(found):
-        return [CallOption("", (_lower_plain(found, group, lowering, positions),))]
-    return _options(found, group, lowering, positions)
+        return [CallOption("", (_lower_plain(found, around),))]
+    return _options(found, around)
 
 
-def _options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+def _options(found: Product, around: AnchoredGroup) -> list[CallOption]:
     """The launches worth trying where both operands are numbers in memory; the last one is for any device."""
-    asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
-    tilings = close_tilings(asked, lowering.device, are_along_k(found))
-    options = bulk_options(found, asked, group, lowering, positions)
+    asked, device = _asked(found, around), around.device
+    tilings = close_tilings(asked, device, are_along_k(found))
+    options = bulk_options(found, asked, around)
     by_warpgroups = [] if options else [tiling for tiling in tilings if tiling.requires]
-    if _suits_library(found, lowering.device):
-        options.append(CallOption(LIBRARY, tuple(_lower_to_library(found, group, lowering))))
+    if _suits_library(found, device):
+        options.append(CallOption(LIBRARY, tuple(_lower_to_library(found, around.group, around.lowering))))
     if options:  # there is a quicker way, but not on every device
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.requires))
-    fused = _fused(group, positions)
-    options += [option_of(_lower_tiled(found, fused, lowering, tiling), tiling) for tiling in tilings]
-    return options
+    return [*options, *(CallOption(tiling.requires, (_lower_tiled(found, around, tiling),)) for tiling in tilings)]
 
 
-def _coded_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+def _coded_options(found: Product, around: AnchoredGroup) -> list[CallOption]:
     """The launches worth trying where codes become numbers on their way into shared memory, which threads do."""
-    asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
-    tilings = close_tilings(asked, lowering.device, False)
-    return [option_of(_lower_tiled(found, _fused(group, positions), lowering, tiling), tiling) for tiling in tilings]
+    tilings = close_tilings(_asked(found, around), around.device, False)
+    return [CallOption(tiling.requires, (_lower_tiled(found, around, tiling),)) for tiling in tilings]
 
 
-def _byte_options(
-    found: Product, kind: Bytes, group: Group, lowering: Lowering, positions: Positions
-) -> list[CallOption]:
+def _byte_options(found: Product, kind: Bytes, around: AnchoredGroup) -> list[CallOption]:
     """The launches worth trying where codes are multiplied by codes; the last one is for any device."""
-    pairs, sums = in_pairs(found), kind.with_sums(group)
-    whole = sums is not group
-    asked = Asked(pairs.m, pairs.n, pairs.k, 1, bytes_of_a_result(found, group, lowering))
+    pairs, sums = in_pairs(found), kind.with_sums(around.group)
+    whole = sums is not around.group
+    asked = replace(_asked(found, around), k=pairs.k)
     options = []
     if suits_bulk(pairs):
-        fused = bulk_epilogue(sums, epilogue_positions(sums, lowering, "sum") if whole else positions)
-        for tiling in bulk_byte_tilings(asked, lowering.device, whole):
-            launch = lower_bulk(pairs, fused, lowering, tiling, FLOAT16, kind.kind.name)
+        summed = AnchoredGroup.of(sums, around.lowering) if whole else around
+        for tiling in bulk_byte_tilings(asked, around.device, whole):
+            launch = lower_bulk(pairs, summed, tiling, FLOAT16, kind.kind.name)
             options.append(CallOption(WARPGROUPS, (launch,)))
-    tilings = close_tilings(asked, lowering.device, False)
-    fused = _fused(group, positions)
+    tilings = close_tilings(asked, around.device, False)
     for by_warps in tilings[:1] if options else tilings:
-        options.append(option_of(_lower_tiled(pairs, fused, lowering, by_warps, kind), by_warps))
+        options.append(CallOption(by_warps.requires, (_lower_tiled(pairs, around, by_warps, kind),)))
     return options
 
 
-def _fused(group: Group, positions: Positions) -> Epilogue:
-    size = pack_size(group, positions.operands, group.shape[-1])
-    return anchor_epilogue(group, positions, min(_CHUNK // group.pairs, size))
+def _asked(found: Product, around: AnchoredGroup) -> Asked:
+    """What is asked of tiles."""
+    moved = bytes_of_a_result(found, around.group, around.lowering)
+    return Asked(found.m, found.n, found.k, found.batches, moved)
 
 
 @dataclass(frozen=True)
-class _Library:
+class _Library(FamilyConstants, family="library"):
     """The smallest product that the library is tried for."""
 
     rows: int
@@ -184,7 +170,7 @@ class _Library:
 
 def _suits_library(found: Product, device: DeviceModel) -> bool:
     """Whether a product is large enough for the library to win more than an epilogue of its own costs."""
-    plain, least = are_along_k(found) and found.batches == 1, device.constants("library", _Library)
+    plain, least = are_along_k(found) and found.batches == 1, _Library.of(device)
     return plain and found.m >= least.rows and found.n >= least.columns
 
 
@@ -249,28 +235,15 @@ def _offsets(found: Product) -> str:
     return "\n".join(functions)
 
 
-def _strides(found: Product) -> dict[str, int]:
-    return {
-        "m": found.m,
-        "n": found.n,
-        "k": found.k,
-        "a_row": found.a.along,
-        "a_k": found.a.k,
-        "b_col": found.b.along,
-        "b_k": found.b.k,
-    }
-
-
-def _lower_tiled(
-    found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling, kind: Bytes | None = None
-) -> KernelCall:
+def _lower_tiled(found: Product, around: AnchoredGroup, tiling: Tiling, kind: Bytes | None = None) -> KernelCall:
+    lowering, device = around.lowering, around.device
     tiles_m, tiles_n = ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns)
     tiles = tiles_m * tiles_n * found.batches
     codes = code_function(found, lowering)
     is_constant = codes.are_constant if isinstance(found.b.operand, Dequantised) else found.b.is_constant
     macros = {
         **codes.macros,
-        **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n, lowering.device)),
+        **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n, device)),
         "tile_t": kind.pair if kind else CUDA.storage[found.a.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
@@ -281,8 +254,8 @@ def _lower_tiled(
         macros["code_t"], files = CUDA.storage[found.b.dtype.name], (*files, "tile_codes.cuh")
     launch = Launch(
         MATMUL,
-        grid=(tiling.grid(tiles, lowering.device), tiling.splits, 1),
-        values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+        grid=(tiling.grid(tiles, device), tiling.splits, 1),
+        values={**found.values(), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,
         inputs={
             "a": found.a.argument,
@@ -296,12 +269,13 @@ def _lower_tiled(
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return anchor_launch(launch, tiling.epilogue(fused), lowering)
+    fused = around.epilogue(around.pack_size(_CHUNK // around.group.pairs))
+    return anchor_launch(launch, tiling.epilogue(fused), around.lowering)
 
 
-def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
+def _lower_plain(found: Product, around: AnchoredGroup) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, _PLAIN_SIDE), ceil_div(found.n, _PLAIN_SIDE)
-    codes = code_function(found, lowering)
+    codes = code_function(found, around.lowering)
     macros = {
         **codes.macros,
         "a_t": CUDA.storage[found.a.dtype.name],
@@ -312,11 +286,11 @@ def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Po
     launch = Launch(
         MATMUL_PLAIN,
         grid=(tiles_m * tiles_n * found.batches, 1, 1),
-        values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+        values={**found.values(), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,
         inputs={"a": found.a.argument, "b": found.b.argument},
         flops=found.flops,
         text="\n".join((codes.text, _offsets(found))),
         prologues=codes.prologues,
     )
-    return anchor_launch(launch, anchor_epilogue(group, positions, 1), lowering)
+    return around.launch(launch, 1)

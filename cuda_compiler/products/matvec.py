@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.packing import pack_size
 from cuda_compiler.products.codes import CODE_MACROS, code_function
 from cuda_compiler.products.product import offset_function
-from cuda_compiler.rows import vector_prologue
+from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.forms import Computed, Dequantised, is_vector
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Matrix, Product
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 from npu_compiler.tensor.expr import Load
 
@@ -32,12 +29,10 @@ _MAX_VECTORS = 8
 _WARPS = 8
 _LOAD_BYTES = 16
 _MAX_STAGED_BYTES = 40 * 1024  # of shared memory for the vectors
-_PREFIX = "v"
-_FAMILY = "few_vectors"
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="few_vectors"):
     """What decides how threads share the work.
 
     Attributes:
@@ -60,8 +55,8 @@ MATVEC = KernelTemplate(
     "matvec",
     params="int outputs, chunks, batches, matrix_row, vector_row",
     macros=(
-        "matrix_t vector_t COMMON VECTORS OUTPUTS LANES WARPS_K DEPTH LOAD BY_ROW STAGED MATRIX_CONSTANT "
-        f"HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS? {CODE_MACROS}"
+        "matrix_t COMMON VECTORS OUTPUTS LANES WARPS_K DEPTH LOAD BY_ROW STAGED MATRIX_CONSTANT HURRIES "
+        f"{VECTOR_MACROS} {CODE_MACROS}"
     ),
     inputs="matrix vector codes?",
     threads=32 * _WARPS,
@@ -149,21 +144,20 @@ def as_vectors(found: Product, group: Group) -> _Vectors | None:
     return None
 
 
-def lower_vectors(
-    vectors: _Vectors, found: Product, group: Group, lowering: Lowering, positions: Positions
-) -> KernelCall:
+def lower_vectors(vectors: _Vectors, found: Product, around: AnchoredGroup) -> KernelCall:
     """One launch, of as many blocks as the device has multiprocessors, or fewer."""
     matrix, vector, batches = vectors.matrix, vectors.vector, found.batches
-    size = pack_size(group, positions.operands, group.shape[-1]) if vectors.by_row else 1
-    computed = vector.operand if isinstance(vector.operand, Computed) else None
-    outputs, device = group.pairs * min(size, 2 if vectors.count <= 4 else 1), lowering.device
-    shape = _shape(vectors, found, outputs, computed is not None, device)
-    store = max(1, min(size, shape.outputs // group.pairs))
+    pairs, size = around.group.pairs, around.pack_size() if vectors.by_row else 1
+    outputs, device = pairs * min(size, 2 if vectors.count <= 4 else 1), around.device
+    shape = _shape(vectors, found, outputs, device)
+    store = max(1, min(size, shape.outputs // pairs))
     chunks = ceil_div(vectors.outputs, shape.outputs)
     blocks_each = _blocks_each(vectors, found, device)
-    codes = code_function(found, lowering)
+    codes = code_function(found, around.lowering)
     hurries = matrix.is_constant and blocks_each == 1
     staged = batches == 1 and vectors.count * found.k * vector.dtype.size <= _MAX_STAGED_BYTES
+    blocks = min(chunks * batches, device.cores * blocks_each)
+    bound = vectors_of(vector, around.lowering, 32 * _WARPS, blocks)
     macros: dict[str, object] = {
         "matrix_t": CUDA.storage[matrix.dtype.name],
         "vector_t": CUDA.storage[vector.dtype.name],
@@ -178,8 +172,7 @@ def lower_vectors(
         "STAGED": int(staged),
         "MATRIX_CONSTANT": int(matrix.is_constant),
         "HURRIES": int(hurries),
-        "PROLOGUE": int(computed is not None),
-        "VECTOR_PARAMETERS": "const vector_t* vector, ",
+        **bound.macros,
         **codes.macros,
     }
     values = {
@@ -191,39 +184,34 @@ def lower_vectors(
     }
     operands = (("matrix", matrix), ("vector", vector))
     functions = [codes.text, *(offset_function(name, found.batch, part.batch) for name, part in operands)]
-    blocks = min(chunks * batches, device.cores * blocks_each)
-    vector_input, prologues = {"vector": vector.argument}, dict(codes.prologues)
-    if computed is not None:
-        made = vector_prologue(computed, lowering, 32 * _WARPS, blocks, _PREFIX)
-        vector_input, prologues = {}, {"vector": made, **prologues}
     launch = EarlyLaunch(
         MATVEC,
         grid=(blocks, 1, 1),
         values=values,
         macros=macros,
-        inputs={"matrix": matrix.argument, **vector_input},
+        inputs={"matrix": matrix.argument, **bound.inputs},
         flops=found.flops,
         text="\n".join(functions),
-        prologues=prologues,
+        prologues={**bound.prologues, **codes.prologues},
         hurries=hurries,
     )
-    return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
+    return around.launch(launch, store)
 
 
-def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool, device: DeviceModel) -> _Shape:
+def _shape(vectors: _Vectors, found: Product, outputs: int, device: DeviceModel) -> _Shape:
     work = _Work(
-        load=_load(vectors.matrix, None if computed else vectors.vector, found.k),
+        load=_load(vectors.matrix, vectors.vector, found.k),
         k=found.k,
         outputs=outputs,
         chunks=ceil_div(vectors.outputs, outputs) * found.batches,
         blocks_each=_blocks_each(vectors, found, device),
     )
-    return best_candidates([_candidates], work, device, THE_BEST)[0].sizes
+    return best_candidates(_candidates(work, device), THE_BEST)[0].sizes
 
 
 def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]:
     """Rows shared by one warp or several: as long as the loads of one thread take, at the pace of the memory."""
-    costs, lanes = _costs(device), 32
+    costs, lanes = _Costs.of(device), 32
     while lanes > 1 and lanes * work.load >= 2 * work.k:
         lanes //= 2
     chunks_each = ceil_div(work.chunks, device.cores * work.blocks_each)
@@ -234,22 +222,18 @@ def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]
         shape = _Shape(work.load, lanes, warps_k, work.outputs, ceil_div(passes, rounds))
         loads = passes * work.outputs + (costs.share_cost if warps_k > 1 else 0)
         clocks = ceil_div(chunks_each, shape.groups) * loads * (loaded_bytes / device.memory_a_clock)
-        yield Candidate(_FAMILY, shape, device.microseconds(clocks))
-
-
-def _costs(device: DeviceModel) -> _Costs:
-    return device.constants(_FAMILY, _Costs)
+        yield Candidate(costs.family, shape, device.microseconds(clocks))
 
 
 def _blocks_each(vectors: _Vectors, found: Product, device: DeviceModel) -> int:
     """Blocks of a multiprocessor: one, if all it reads is on its way at once, so that the next kernel finds room."""
-    nbytes, costs = found.batches * vectors.outputs * found.k * vectors.matrix.dtype.size, _costs(device)
+    nbytes, costs = found.batches * vectors.outputs * found.k * vectors.matrix.dtype.size, _Costs.of(device)
     return 1 if nbytes <= device.cores * costs.held_bytes else costs.blocks
 
 
-def _load(matrix: Matrix, vector: Matrix | None, k: int) -> int:
-    """Elements that a lane loads at a time from both operands."""
-    operands = [matrix] if vector is None else [matrix, vector]
+def _load(matrix: Matrix, vector: Matrix, k: int) -> int:
+    """Elements that a lane loads at a time from both operands, as far as they are in memory."""
+    operands = [matrix] if isinstance(vector.operand, Computed) else [matrix, vector]
     loaded = [matrix] if isinstance(matrix.operand, Dequantised) else operands
     size = _LOAD_BYTES // max(operand.dtype.size for operand in loaded)
     numbers: Sequence[int] = (k, *(n for m in operands for n in m.across(along_k=True)))

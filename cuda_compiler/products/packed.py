@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
+from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.bulk_tilings import bulk_candidates
 from cuda_compiler.products.coded_rows import coded_rows_microseconds, coded_rows_options, suits_coded_rows
@@ -15,10 +16,9 @@ from cuda_compiler.tiles.lowering import bytes_of_a_result
 from cuda_compiler.tiles.tiling import Asked
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import in_memory_order
-from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.forms import Dequantised, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
@@ -50,28 +50,20 @@ def loads_packed(group: Group, position: int, operand: Operand) -> bool:
 
 
 def packed_options(
-    found: Product,
-    group: Group,
-    lowering: Lowering,
-    positions: Positions,
-    others: Callable[[Product], list[CallOption]],
+    found: Product, around: AnchoredGroup, others: Callable[[Product, AnchoredGroup], list[CallOption]]
 ) -> list[CallOption]:
     """The launches worth trying.
 
     Args:
         found: The product.
-        group: What follows it.
-        lowering: Where the trace's tensors are.
-        positions: The operands of what follows.
-        others: The options of the same product of numbers in memory, the last one for any device.
+        around: What follows it.
+        others: Gives those of a product of numbers in memory, the last one for any device.
     """
-    coded = coded_rows_options(found, group, lowering, positions)
+    coded, lowering, device = coded_rows_options(found, around), around.lowering, around.device
     made, calls = _numbers_ahead(found, lowering)
-    ahead = [replace(option, calls=(*calls, *option.calls)) for option in others(made)]
-    asked = Asked(found.m, found.n, found.k, 1, bytes_of_a_result(found, group, lowering))
-    if coded_rows_microseconds(found, lowering.device) <= _microseconds_ahead(
-        asked, _code_bytes(found), lowering.device
-    ):
+    ahead = [replace(option, calls=(*calls, *option.calls)) for option in others(made, around)]
+    asked = Asked(found.m, found.n, found.k, 1, bytes_of_a_result(found, around.group, lowering))
+    if coded_rows_microseconds(found, device) <= _microseconds_ahead(asked, _code_bytes(found), device):
         return [*coded, *ahead]
     return [*ahead[:1], *coded, *ahead[1:]]
 
@@ -83,7 +75,7 @@ def _code_bytes(found: Product) -> float:
 
 
 @dataclass(frozen=True)
-class PackedCosts:
+class PackedCosts(FamilyConstants, family="packed_tiles"):
     """What decides whether numbers are made ahead.
 
     Attributes:
@@ -95,7 +87,7 @@ class PackedCosts:
 
 def _microseconds_ahead(asked: Asked, code_bytes: float, device: DeviceModel) -> float:
     """What a product should take whose numbers are made ahead of it; infinite where no tiles are known."""
-    costs = device.constants("packed_tiles", PackedCosts)
+    costs = PackedCosts.of(device)
     plain = min((found.microseconds for found in bulk_candidates(asked, device)), default=inf)
     moved = asked.n * asked.k * (code_bytes + 2)
     return plain + device.microseconds(moved / (device.memory_a_clock * costs.made_ahead))

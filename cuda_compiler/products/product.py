@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import CHUNK
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.anchors import function
 from npu_compiler.lowering.problems.product import Matrix, Product
 
 __all__ = ["are_along_k", "fits_coded_tiles", "fits_tiles", "offset_function"]
-
-_CHUNK = 8  # elements of 16 bytes
 
 
 def fits_tiles(found: Product) -> bool:
@@ -28,7 +28,7 @@ def fits_coded_tiles(found: Product) -> bool:
 def _fits_chunks(operand: Matrix, extent: int, depth: int) -> bool:
     """Whether 16 bytes at a time can be read, along k or along the other dimension."""
     along_k = operand.k == 1
-    return operand.has_chunks(_CHUNK, depth if along_k else extent, along_k)
+    return operand.has_chunks(CHUNK, depth if along_k else extent, along_k)
 
 
 def are_along_k(found: Product) -> bool:
@@ -43,5 +43,5 @@ def offset_function(name: str, batch: Sequence[int], strides: Sequence[int]) -> 
         lines += [f"    int i{dim} = batch % {batch[dim]};", f"    batch /= {batch[dim]};"]
         terms.append(f"(long long)i{dim} * {strides[dim]}")
     terms.append(f"(long long)batch * {strides[0]}")
-    head = f"__device__ __forceinline__ long long {name}_offset(int batch, const Params& p)"
+    head = f"{CUDA.inline} long long {name}_offset(int batch, const Params& p)"
     return function(head, lines, " + ".join(terms))

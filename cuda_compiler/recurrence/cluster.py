@@ -19,7 +19,7 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering import recurrence_steps as shared
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, traffic_of
 from npu_compiler.lowering.problems.recurrence import Recurrence
@@ -47,7 +47,7 @@ RECURRENCE_CLUSTER = KernelTemplate(
 
 
 @dataclass(frozen=True)
-class RecurrenceCosts:
+class RecurrenceCosts(FamilyConstants, family="recurrence"):
     """What steps take.
 
     Attributes:
@@ -128,7 +128,7 @@ class Division:
 
     def microseconds(self, device: DeviceModel) -> float:
         """What all steps take, and the weights on their way into the blocks."""
-        costs = device.constants("recurrence", RecurrenceCosts)
+        costs = RecurrenceCosts.of(device)
         held = cluster_cores(device)[self.cluster] // self.cluster if self.cluster > 1 else device.cores
         products = self.parts * _WARPS // 4 * self.row_sets * costs.product
         read = (self.parts - self.kept) * _PART_BYTES + _WARPS * self.hidden_bytes // 2 // self.splits

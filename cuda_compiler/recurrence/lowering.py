@@ -17,33 +17,24 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.recurrence import Recurrence
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["RECURRENCE_STEP", "RECURRENCE_TILE", "lower_recurrence"]
 
 _WARPS = 4
-RECURRENCE_STEP = KernelTemplate(
-    "recurrence_step",
-    params=shared.PARAMS,
-    macros=f"{shared.MACROS} WARPS",
-    inputs=shared.INPUTS,
-    outputs=shared.OUTPUTS,
-    threads=32 * _WARPS,
-    files="recurrence_cell.cuh",
+RECURRENCE_STEP = shared.step_template(
+    "recurrence_step", f"{shared.MACROS} WARPS", 32 * _WARPS, files="recurrence_cell.cuh"
 )
 _TILE_WARPS, _TILE_LINES, _TILE_ROWS = 8, 16, 8  # of a block, rows of weights of a tile, and of the batch
 _MOST_SETS = 4  # tiles of rows of the batch of a block
 _CHUNK = 8  # neighbours along h that are read together
 _TENSOR_CORES = architecture(80)
 _KNOWN = {"units", "weight0_k", "weight1_k", "hidden_unit"}  # when a kernel on tensor cores is compiled
-RECURRENCE_TILE = KernelTemplate(
+RECURRENCE_TILE = shared.step_template(
     "recurrence_tile",
-    params=f"int {', '.join(name for name in shared.PARAMS.removeprefix('int ').split(', ') if name not in _KNOWN)}",
     macros=f"a_t {shared.FORM_MACROS} UNITS SETS WARPS",
-    inputs=shared.INPUTS,
-    outputs=shared.OUTPUTS,
     threads=32 * _TILE_WARPS,
     files="tensor_cores.cuh recurrence_cell.cuh",
+    known=_KNOWN,
 )
 
 
@@ -85,4 +76,4 @@ def _steps_microseconds(problem: Recurrence, device: DeviceModel) -> float:
     """What a launch for each step takes: weights come from the last cache for each tile of the batch."""
     reads = ceil_div(problem.batch, shared.rows(problem)) * problem.directions
     nbytes = problem.cell.gates * problem.hidden**2 * problem.result.dtype.size * reads
-    return problem.steps * (device.constants("recurrence", RecurrenceCosts).launch + nbytes / device.cache_gbs / 1000)
+    return problem.steps * (RecurrenceCosts.of(device).launch + nbytes / device.cache_gbs / 1000)

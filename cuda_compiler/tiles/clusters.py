@@ -12,9 +12,9 @@ from cuda_compiler.tiles.tiling import CLUSTERED, STAGED_COLUMNS, Asked, Tiling
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate
-from npu_compiler.lowering.device_model import DeviceModel, scaling
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants, scaling
 
-__all__ = ["ClusterCosts", "ClusterTile", "ClusterTiling", "cluster_candidates", "cluster_clocks", "cluster_costs"]
+__all__ = ["ClusterCosts", "ClusterTile", "ClusterTiling", "cluster_candidates", "cluster_clocks"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ClusterTile:
 
 
 @dataclass(frozen=True)
-class ClusterCosts:
+class ClusterCosts(FamilyConstants, family=CLUSTERED):
     """The constants of the family.
 
     Attributes:
@@ -97,16 +97,11 @@ class ClusterCosts:
     memory_bytes: float = scaling("memory_a_clock")
 
 
-def cluster_costs(device: DeviceModel) -> ClusterCosts:
-    """The constants for a device."""
-    return device.constants(CLUSTERED, ClusterCosts)
-
-
 def cluster_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Tiling]]:
     """All tiles with all sizes of clusters, small clusters and few rows first; none without the instructions."""
     if not offers(device, WARPGROUPS):
         return
-    costs, cores = cluster_costs(device), cluster_cores(device)
+    costs, cores = ClusterCosts.of(device), cluster_cores(device)
     for tiling, tile in sorted(_variants(costs, cores, asked.k), key=lambda pair: (pair[0].splits, pair[0].rows)):
         if tiling.shared_bytes <= device.shared_bytes:
             clocks = cluster_clocks(tiling, tile, costs, asked, device) / costs.margin

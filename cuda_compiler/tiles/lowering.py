@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 
 from cuda_compiler.devices import kept_candidates
 from cuda_compiler.tiles.clusters import cluster_candidates
 from cuda_compiler.tiles.teams import team_candidates
-from cuda_compiler.tiles.tiling import Asked, TileFamily, Tiling
+from cuda_compiler.tiles.tiling import Asked, Tiling
 from cuda_compiler.tiles.warps import warp_candidates
-from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
-from npu_compiler.lowering.candidates import THE_BEST, best_candidates
+from npu_compiler.artifact.plan import Argument
+from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "tiles_microseconds"]
+__all__ = ["bytes_of_a_result", "close_tilings", "partial_argument", "tiles_microseconds"]
 
 
 def bytes_of_a_result(problem: Problem, group: Group, lowering: Lowering) -> float:
@@ -42,20 +43,16 @@ def close_tilings(asked: Asked, device: DeviceModel, warpgroups: bool) -> tuple[
         device: What it is computed on.
         warpgroups: Whether warpgroups can multiply the operands.
     """
-    best = best_candidates(_families(warpgroups), asked, device, kept_candidates(device, bulk=False))
+    best = best_candidates(_candidates(asked, device, warpgroups), kept_candidates(device, bulk=False))
     return tuple(candidate.sizes for candidate in best)
 
 
 @lru_cache(maxsize=1024)
 def tiles_microseconds(asked: Asked, device: DeviceModel, warpgroups: bool) -> float:
     """What the best of `close_tilings` takes, by the models of their cost."""
-    return best_candidates(_families(warpgroups), asked, device, THE_BEST)[0].microseconds
+    return best_candidates(_candidates(asked, device, warpgroups), THE_BEST)[0].microseconds
 
 
-def _families(warpgroups: bool) -> list[TileFamily]:
-    return [team_candidates, cluster_candidates, warp_candidates] if warpgroups else [warp_candidates]
-
-
-def option_of(launch: KernelCall, tiling: Tiling) -> CallOption:
-    """A launch of tiles as an option."""
-    return CallOption(tiling.requires, (launch,))
+def _candidates(asked: Asked, device: DeviceModel, warpgroups: bool) -> Iterator[Candidate[Tiling]]:
+    families = (team_candidates, cluster_candidates, warp_candidates) if warpgroups else (warp_candidates,)
+    return (found for candidates in families for found in candidates(asked, device))

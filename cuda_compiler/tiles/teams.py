@@ -13,10 +13,10 @@ from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.candidates import Candidate
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.records import changed
 
-__all__ = ["TeamCosts", "TeamTile", "TeamTiling", "as_type", "team_candidates", "team_clocks", "team_costs"]
+__all__ = ["TeamCosts", "TeamTile", "TeamTiling", "as_type", "team_candidates", "team_clocks"]
 
 _BARRIER_BYTES = 16  # of a stage
 
@@ -92,7 +92,7 @@ class TeamTile:
 
 
 @dataclass(frozen=True)
-class TeamCosts:
+class TeamCosts(FamilyConstants, family=TEAMS):
     """The constants of the family.
 
     Attributes:
@@ -123,16 +123,11 @@ class TeamCosts:
     column_rows: int
 
 
-def team_costs(device: DeviceModel) -> TeamCosts:
-    """The constants for a device."""
-    return device.constants(TEAMS, TeamCosts)
-
-
 def team_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Tiling]]:
     """All tiles, those of few rows first; none without the instructions."""
     if not offers(device, WARPGROUPS):
         return
-    costs = team_costs(device)
+    costs = TeamCosts.of(device)
     for tile in sorted(costs.tiles, key=lambda tile: tile.rows):
         tiling = tile.tiling
         if tiling.shared_bytes <= device.shared_bytes:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.anchors import Epilogue
-from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 
-__all__ = ["BULK", "CLUSTERED", "STAGED_COLUMNS", "TEAMS", "WARPS", "Asked", "TileFamily", "Tiling"]
+__all__ = ["BULK", "CLUSTERED", "STAGED_COLUMNS", "TEAMS", "WARPS", "Asked", "Tiling"]
 __all__ += ["TILE_MACROS", "TILING_MACROS", "with_codes"]
 
 WARPS, CLUSTERED, TEAMS, BULK = "warp_tiles", "cluster_tiles", "team_tiles", "bulk_tiles"
@@ -138,9 +136,6 @@ class Tiling:
         at_a_time = device.cores * self.blocks
         height = max(1, min(tiles_m, round((at_a_time * self.columns / self.rows) ** 0.5)))
         return height if tiles_n * height > at_a_time else 1
-
-
-TileFamily: TypeAlias = Callable[[Asked, DeviceModel], Iterator[Candidate[Tiling]]]
 
 
 def with_codes(files: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from math import ceil
 
 from cuda_compiler.tiles.tiling import STAGED_COLUMNS, WARPS, Asked, Tiling
 from npu_compiler.lowering.candidates import Candidate
-from npu_compiler.lowering.device_model import DeviceModel, scaling
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants, scaling
 
-__all__ = ["WarpCosts", "WarpTile", "WarpTiling", "warp_candidates", "warp_clocks", "warp_costs"]
+__all__ = ["WarpCosts", "WarpTile", "WarpTiling", "warp_candidates", "warp_clocks"]
 
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -63,7 +63,7 @@ class WarpTile:
 
 
 @dataclass(frozen=True)
-class WarpCosts:
+class WarpCosts(FamilyConstants, family=WARPS):
     """The constants of the family.
 
     Attributes:
@@ -83,14 +83,9 @@ class WarpCosts:
     traffic_bytes: float = scaling("cache_a_clock")
 
 
-def warp_costs(device: DeviceModel) -> WarpCosts:
-    """The constants for a device."""
-    return device.constants(WARPS, WarpCosts)
-
-
 def warp_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Tiling]]:
     """All tiles with all numbers of splits, those of few splits and few rows first."""
-    costs = warp_costs(device)
+    costs = WarpCosts.of(device)
     variants = (
         (tiling, tile) for tile in costs.tiles for tiling in _variants(tile.tiling, asked.k) if _fits(tiling, device)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from cuda_compiler.dialect import CUDA
 from npu_compiler.dtypes import FLOAT8_E4M3FN
 
 __all__ = ["LINE", "WARPGROUP_ROWS", "warpgroup_product"]
@@ -54,7 +55,7 @@ def warpgroup_product(
     shape = f"m{WARPGROUP_ROWS}n{columns}k{32 if in_bytes else 16}.{'s32' if is_integer else 'f32'}"
     return "\n".join(
         [
-            f"__device__ __forceinline__ void {name}(float (&sum)[{blocks}][4], {parameters}, uint64 b, int adds = 1)",
+            f"{CUDA.inline} void {name}(float (&sum)[{blocks}][4], {parameters}, uint64 b, int adds = 1)",
             "{",
             "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)",
             '    asm volatile("{.reg .pred adds;\\n"',

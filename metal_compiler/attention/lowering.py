@@ -14,7 +14,7 @@ from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.cache_codes import is_coded, without_unlike_codes
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues, without_unlike_pages
@@ -59,7 +59,7 @@ _MASK_NONE, _MASK_BOOLEAN, _MASK_ADDED = range(3)
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="attention"):
     """What decides how the work is divided.
 
     Attributes:
@@ -144,7 +144,7 @@ def _launch(template: KernelTemplate, division: _Division, lowering: Lowering, o
 
 
 def _divide(problem: Attention, device: DeviceModel) -> _Division:
-    costs = device.constants("attention", _Costs)
+    costs = _Costs.of(device)
     tile = problem.q.dtype if len(problem.dtypes) == 1 else FLOAT32
     rows, value_size = problem.shared * problem.rows, problem.value_size
     matrices = _is_matrices(problem.k, tile) and _is_matrices(problem.v, tile)
@@ -183,7 +183,7 @@ def _tile(rows: int, row_bytes: int) -> tuple[int, int]:
 
 def _parts(length: int, threadgroups: int, device: DeviceModel) -> int:
     """In how many parts the positions are computed: a few rows over a long cache leave a GPU idle otherwise."""
-    costs = device.constants("attention", _Costs)
+    costs = _Costs.of(device)
     if length < costs.long:
         return 1
     return max(1, min(length // costs.least_part, device.cores * costs.busy_groups // threadgroups))

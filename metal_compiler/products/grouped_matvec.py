@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
-from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
+from metal_compiler.products.prologue import row_groups, vector_prologue
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, INT8
 from npu_compiler.integers import ceil_div
@@ -46,9 +46,6 @@ GROUPED_MATVEC = KernelTemplate(
 MAX_ROWS = 4
 """Rows of a product that `grouped_matvec.metal` computes at a time."""
 
-_SIMDGROUPS = 4
-_SIMDGROUP_SUMS = 4
-_PROLOGUE_ROUNDS = 2
 _LANES = 32
 _UNITS = (16, 8)  # bytes of a unit
 _PREFIX = "w"
@@ -144,23 +141,23 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering) -> l
     unit = _unit(codes, found.k)
     prologues = {"codes": group_prologue(codes, unit, found.k)}
     inputs = {"matrix": codes.argument}
-    simdgroups, rounds, row, step = _SIMDGROUPS, 1, vectors.along, vectors.k
+    row, step = vectors.along, vectors.k
     aligned = [vectors.offset, *([row] if found.m > 1 else [])]
     if isinstance(vectors.operand, Computed):
         prologues["vector"] = vector_prologue(vectors.operand, lowering)
-        simdgroups, rounds, row, step, aligned = PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS, 0, 1, []
+        row, step, aligned = 0, 1, []
     else:
         inputs["vector"] = vectors.argument
+    groups, shared = row_groups(found.n, is_computed="vector" in prologues)
     macros = {
         "vector_t": METAL.storage[vectors.dtype.name],
         "VECTOR_CHUNK": _VECTOR if are_chunks(_VECTOR, step, aligned) else 1,
         "VECTORS": found.m,
-        "SIMDGROUPS": simdgroups,
-        "ROUNDS": rounds,
+        **shared,
     }
     launch = Launch(
         GROUPED_MATVEC,
-        grid=(ceil_div(found.n, simdgroups * rounds * _SIMDGROUP_SUMS), 1, 1),
+        grid=(groups, 1, 1),
         values={"outputs": found.n, "k": found.k, "vector_row": row, "vector_k": step},
         macros=macros,
         inputs=inputs,

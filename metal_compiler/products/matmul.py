@@ -17,7 +17,7 @@ from metal_compiler.products.grouped_matvec import (
     lower_grouped_vectors,
     units_of,
 )
-from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
+from metal_compiler.products.prologue import row_groups, vector_prologue
 from metal_compiler.tiles.tiling import (
     MAX_GRID,
     TILE_THREADS,
@@ -70,9 +70,6 @@ MATVEC_COLUMNS = KernelTemplate(
 )
 
 _VECTOR = 4  # elements of a vector load in the matrix-vector kernels
-_SIMDGROUP_SUMS = 4  # that a simdgroup of matvec.metal computes at a time
-_SIMDGROUPS = 4
-_PROLOGUE_ROUNDS = 2  # so that computing the vector once for each threadgroup costs little beside reading the matrix
 
 
 @dataclass(frozen=True)
@@ -147,16 +144,12 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
         "B_ALONG_K": int(b_along_k),
         "B_CHUNK": 1 if codes else _tile_chunk(b, tile, b_along_k, found.k if b_along_k else found.n),
     }
-    values = {
-        "m": found.m, "n": found.n, "k": found.k,
-        "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
-    }  # fmt: skip
     grid = (ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns))
     if codes:
         prologues = {"codes": group_prologue(codes, units_of(codes, found.k)[-1], found.k)}
     else:
         prologues = code_prologues(found, lowering)
-    use = _Use(MATMUL, macros, values, grid, ("a", "b"), prologues)
+    use = _Use(MATMUL, macros, found.values(), grid, ("a", "b"), prologues)
     return _launches(use, found, anchor_epilogue(group, lowering), lowering)
 
 
@@ -191,15 +184,12 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
     aligned = [*matrix.across(along_k=True), found.k]
     if isinstance(vector.operand, Computed):
         prologues["vector"] = vector_prologue(vector.operand, lowering)
-        simdgroups, rounds = PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
         values["vector_k"] = 1
     else:
-        simdgroups, rounds = _SIMDGROUPS, 1
         aligned += [vector.offset, *vector.batch]
     chunk = _VECTOR if are_chunks(_VECTOR, values["vector_k"], aligned) else 1
-    macros |= {"CHUNK": chunk, "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
-    grid = (ceil_div(outputs, simdgroups * rounds * _SIMDGROUP_SUMS), 1)
-    use = _Use(MATVEC, macros, values, grid, names, prologues)
+    groups, shared = row_groups(outputs, is_computed="vector" in prologues)
+    use = _Use(MATVEC, {**macros, "CHUNK": chunk, **shared}, values, (groups, 1), names, prologues)
     return _launches(use, found, anchor_epilogue(group, lowering), lowering)
 
 

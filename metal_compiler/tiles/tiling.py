@@ -9,7 +9,7 @@ from metal_compiler.dialect import METAL
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.problems.operand import are_chunks
 
 __all__ = [
@@ -29,7 +29,6 @@ MAX_GRID = 65535  # threadgroups in y and in z
 TILE_THREADS = 128
 _VECTOR_BYTES = 16
 _MATRIX = 8  # rows and columns of what a simdgroup multiplies at a time
-_TILES = "tiles"
 
 
 def tile_dtype(a: DType, b: DType) -> DType:
@@ -63,7 +62,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(FamilyConstants, family="tiles"):
     """The constants of the family.
 
     Attributes:
@@ -85,18 +84,18 @@ def tile_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Til
 
     A tile takes as long as its products, and those of the rows that staging its columns costs as much as.
     """
-    costs = device.constants(_TILES, _Costs)
+    costs = _Costs.of(device)
     columns = costs.columns if asked.n > costs.few_columns else costs.few_columns
     depth = costs.depth_bytes // asked.dtype.size
     of_a_row = ceil_div(asked.n, columns) * columns * asked.k * asked.batch
     for rows in range(costs.rows, 0, -_MATRIX):
         products = ceil_div(asked.m, rows) * (rows + costs.overhead_rows) * of_a_row
-        yield Candidate(_TILES, Tiling(rows, columns, depth), products / device.products_a_microsecond)
+        yield Candidate(costs.family, Tiling(rows, columns, depth), products / device.products_a_microsecond)
 
 
 def best_tiling(asked: Asked, device: DeviceModel) -> Tiling:
     """The tiling that takes the least time, by the model of its cost."""
-    return best_candidates([tile_candidates], asked, device, THE_BEST)[0].sizes
+    return best_candidates(tile_candidates(asked, device), THE_BEST)[0].sizes
 
 
 def chunk_of(dtype: DType, tile: DType, contiguous: int, multiples: Sequence[int]) -> int:

@@ -9,12 +9,17 @@ from time import perf_counter
 from npu_cli.lowering import compile_whole
 from npu_compiler.artifact.describe import counted
 from npu_compiler.artifact.output_file import check_output
-from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.compiled_program import CompiledProgram, is_program_file
+from npu_compiler.errors import InputError
 
 __all__ = ["execute", "summary"]
 
 
 def execute(args: argparse.Namespace) -> int:
+    if args.ir.is_dir():
+        raise InputError(f"given the folder '{args.ir}', expected an IR.json; npu_compiler.extract writes one")
+    if is_program_file(args.ir):
+        raise InputError(f"given '{args.ir}', which is compiled already; run it, or give the IR.json it was made from")
     output: Path = args.output or args.ir.with_suffix(".npubin")
     check_output(output, [args.ir, args.ir.with_suffix(".safetensors")])
     start = perf_counter()

@@ -28,6 +28,7 @@ _EXTRAS = {
     "torch": ("torch", "pytorch-ir"),
     "llm": ("transformers",),
     "text": ("tokenizers",),
+    "serve": ("fastapi", "uvicorn", "jinja2", "llguidance", "prometheus-client", "aiohttp"),
     "examples": ("torchvision", "pillow", "scikit-image"),
 }
 
@@ -41,7 +42,7 @@ def execute(args: argparse.Namespace) -> int:
     devices = {name: _device(name) for name in device_names()}
     parts = [part for name, checkup in checkups.items() for part in checkup.findings(devices[name].works)]
     caches = [_cache(subject, place()) for each in checkups.values() for subject, place in each.caches.items()]
-    found = [*devices.values(), *parts, *caches, *_packages()]
+    found = [*devices.values(), *parts, *caches, *_extras()]
     table = Table(title=f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
     for heading in ("", "works", "found, or remedy"):
         table.add_column(heading, overflow="fold")
@@ -90,10 +91,14 @@ def _sizes(folder: Path) -> Iterator[int]:
                     yield entry.stat().st_size
 
 
-def _packages() -> Iterator[Finding]:
+def _extras() -> Iterator[Finding]:
+    """The extras, by the packages that each brings itself."""
     for extra, packages in _EXTRAS.items():
+        found, missing = [], []
         for package in packages:
             try:
-                yield Finding(f"package {package}", True, version(package))
+                found.append(f"{package} {version(package)}")
             except PackageNotFoundError:
-                yield Finding(f"package {package}", False, f"pip install 'npu-compiler[{extra}]'")
+                missing.append(package)
+        remedy = f"no {', '.join(missing)}: pip install 'npu-compiler[{extra}]'"
+        yield Finding(f"extra {extra}", not missing, remedy if missing else ", ".join(found))

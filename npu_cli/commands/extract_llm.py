@@ -10,7 +10,7 @@ from npu_cli.progress import waiting
 from npu_cli.timing import timed
 from npu_compiler.artifact.describe import format_bytes
 from npu_compiler.errors import MissingDependencyError
-from npu_compiler.frontend.decoder_request import BatchRequest, RoundingRequest, check_request
+from npu_compiler.frontend.decoder_request import BatchRequest, RoundingRequest, check_request, has_weights
 
 __all__ = ["execute"]
 
@@ -30,10 +30,12 @@ def execute(args: argparse.Namespace) -> int:
     options |= {"batch": batch, "rounding": RoundingRequest(args.activations, args.kv_cache_dtype)}
     with waiting("extracting the model"):
         spec, seconds = timed(lambda: extract_language_model(args.model, args.output, **options))
-    weights = format_bytes((args.output / spec.weights).stat().st_size)
+    weights = f"{format_bytes((args.output / spec.weights).stat().st_size)} of weights"
+    if not has_weights(args.model):
+        weights += f" drawn at random by seed {args.seed}"
     functions = ", ".join((*spec.functions, *(() if spec.batch is None else spec.batch.functions)))
     print(
-        f"{args.output}: {spec.model} in {spec.dtype}, {weights} of weights, {functions}, a cache of "
+        f"{args.output}: {spec.model} in {spec.dtype}, {weights}, {functions}, a cache of "
         f"{spec.cache_length} tokens, extracted in {seconds:.1f} s"
     )
     return 0

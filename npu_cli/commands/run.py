@@ -68,6 +68,8 @@ def _output_files(folder: Path, names: tuple[str, ...]) -> Mapping[str, Path]:
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"given --output '{folder}', which is no folder; choose another") from error
     except OSError as error:
         raise InputError(f"cannot write to '{folder}': {error.strerror}; choose another with --output") from error
 

@@ -20,11 +20,13 @@ __all__ = [
     "allowed_length",
     "check_request",
     "configuration",
+    "has_weights",
     "prefill_lengths",
 ]
 
 WEIGHTS = "model.safetensors"
 GGUF = ".gguf"  # the ending of files that hold both a configuration and weights
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
 _CACHE_LENGTH = 2048
 _PREFILL = (128, 512)
 _SEEDS = 1 << 64  # as many as torch's generators take
@@ -165,6 +167,8 @@ def configuration(source: Path) -> dict[str, Any]:
     expected = "expected a Hugging Face folder or config.json of a causal language model"
     if not path.is_file():
         missing = f"a folder without {path.name}" if source.is_dir() else "which does not exist"
+        if not source.exists() and len(source.parts) == 2 and not source.is_absolute():  # as the hub names models
+            expected += f"; download one first: hf download {source} --local-dir {source.name}"
         raise ExtractionError(f"given '{source}', {missing}; {expected}")
     try:
         config = json.loads(path.read_bytes())
@@ -175,6 +179,13 @@ def configuration(source: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ExtractionError(f"given '{path}', which holds a {type(config).__name__}; {expected}")
     return config
+
+
+def has_weights(source: Path) -> bool:
+    """Whether a source brings weights; a configuration alone, also in a folder, brings none."""
+    if not source.is_dir():
+        return source.suffix == GGUF
+    return any(next(source.glob(pattern), None) is not None for pattern in _WEIGHT_FILES)
 
 
 def _folder_of(source: Path) -> Path:

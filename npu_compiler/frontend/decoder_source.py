@@ -16,12 +16,11 @@ from npu_compiler.frontend.checkpoints.gguf import Gguf, GgufFile
 from npu_compiler.frontend.checkpoints.importer import Importer
 from npu_compiler.frontend.checkpoints.tensors import SafetensorsFolder, Tensors
 from npu_compiler.frontend.coded_decoder import ACTIVATIONS, coded_decoder
-from npu_compiler.frontend.decoder_request import GGUF, configuration
+from npu_compiler.frontend.decoder_request import GGUF, configuration, has_weights
 
 __all__ = ["load_decoder"]
 
 _HALF = ("bfloat16", "float16")
-_WEIGHT_FILES = ("*.safetensors", "*.bin")
 # Of seeded weights, found by trial on 2 to 28 layers: texts that do not soon repeat themselves, while bfloat16 still
 # follows float32 closely.
 _GAIN = 1.2  # deviation of what a matrix makes of numbers of deviation 1
@@ -53,12 +52,11 @@ def load_decoder(source: Path, dtype: str | None, seed: int, activations: str | 
         raise ExtractionError(
             f"given activations='{activations}' for '{source}', whose weights are not quantised; run npu quantize first"
         )
-    has_weights = source.is_dir() and _has_weights(source)
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         own = str(config.dtype).removeprefix("torch.")
         kind = getattr(torch, dtype or (own if own in _HALF else "bfloat16"))
-        if has_weights:
+        if has_weights(source):
             options = {"dtype": kind, "attn_implementation": attention_of(config), "local_files_only": True}
             return AutoModelForCausalLM.from_pretrained(source, config=config, **options).eval()
         with no_init_weights():
@@ -71,10 +69,6 @@ def load_decoder(source: Path, dtype: str | None, seed: int, activations: str | 
     return model
 
 
-def _has_weights(folder: Path) -> bool:
-    return any(next(folder.glob(pattern), None) is not None for pattern in _WEIGHT_FILES)
-
-
 def _quantised(source: Path, dtype: str | None, activations: str | None) -> Any:
     """The model of a quantised checkpoint; None where there is none, or where its weights are to be seeded."""
     tensors: Tensors
@@ -84,7 +78,7 @@ def _quantised(source: Path, dtype: str | None, activations: str | None) -> Any:
             tensors, importer = GgufFile(source), Gguf({})
             content = tensors.configuration()
             config = AutoConfig.for_model(content.pop("model_type"), **content)
-        elif not source.is_dir() or not _has_weights(source):
+        elif not has_weights(source):
             return None
         else:
             importer = importer_of(configuration(source))

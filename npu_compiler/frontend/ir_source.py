@@ -75,6 +75,11 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         data = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise IRError(f"cannot read '{path}': {error.strerror}; give the path of an IR JSON file") from error
+    except UnicodeDecodeError as error:
+        raise IRError(
+            f"'{path}' is not JSON but a binary file; give the IR that npu_compiler.extract wrote. A .npubin is "
+            "compiled already, and runs as it is"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise IRError(f"'{path}' is not JSON ({error}); make one with npu_compiler.extract") from error
     if not isinstance(data, dict):

@@ -77,7 +77,7 @@ def _with_parts(graph: IRGraph, launch_flops: int) -> IRGraph | None:
         unworthy = {
             *_without_work(graph, demand),
             *_epilogues(graph, users, demand),
-            *_better_merged(graph, users, demand, launch_flops),
+            *_better_merged(graph, demand, launch_flops),
         }
         if not unworthy:
             return _rewritten(graph, selections, demand)
@@ -195,9 +195,7 @@ def _epilogues(graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Deman
             yield node.name
 
 
-def _better_merged(
-    graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Demand, launch_flops: int
-) -> Iterator[str]:
+def _better_merged(graph: IRGraph, demand: _Demand, launch_flops: int) -> Iterator[str]:
     """Small linears that are better computed whole, in one product with the other linears of the same input."""
     for site in sites(Scene(graph), merged_linears()):
         members = [match.root for match in site]

@@ -42,7 +42,7 @@ def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, T
         trace.node = node.name
         declared = [graph.tensors[name] for name in node.outputs]
         for result, spec in zip(results_of(node, env, trace, declared), declared, strict=True):
-            env[spec.name] = _as_declared(result, spec.dtype, trace)
+            env[spec.name] = _as_declared(result, spec.dtype)
     trace.names = {}  # tensors know their trace: what goes round is freed late
     return trace, env
 
@@ -79,7 +79,7 @@ def results_of(
     return results
 
 
-def _as_declared(result: Tensor, dtype: DType, trace: Trace) -> Tensor:
+def _as_declared(result: Tensor, dtype: DType) -> Tensor:
     """The result in the data type that the graph declares, as a tensor of the trace; a view stays one."""
     if result.dtype != dtype:
         result = result.cast(dtype)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from npu_compiler.lowering.device_model import DeviceModel
-
-__all__ = ["THE_BEST", "Candidate", "Family", "Kept", "best_candidates"]
+__all__ = ["THE_BEST", "Candidate", "Kept", "best_candidates"]
 
 Sizes = TypeVar("Sizes", covariant=True)
-Asked = TypeVar("Asked")
 
 
 @dataclass(frozen=True)
@@ -48,25 +45,17 @@ class Kept:
 THE_BEST = Kept(close=1.0, most=1)
 """For what a device does not choose: one candidate, and one for any device where that requires something."""
 
-Family = Callable[[Asked, DeviceModel], Iterable[Candidate[Sizes]]]
-"""What yields the candidates of a family for a problem on a device; none where the device lacks an instruction."""
 
-
-def best_candidates(
-    families: Sequence[Family[Asked, Sizes]], asked: Asked, device: DeviceModel, kept: Kept
-) -> tuple[Candidate[Sizes], ...]:
-    """The candidates of several families that are worth timing, the best by the models of their cost first.
+def best_candidates(candidates: Iterable[Candidate[Sizes]], kept: Kept) -> tuple[Candidate[Sizes], ...]:
+    """The candidates that are worth timing, the best by the models of their cost first; none of none.
 
     Where all of these require something, the best that requires nothing follows them, if there is one: a program runs
     on other devices than the one it was compiled for.
 
     Args:
-        families: Where candidates come from. Of those that take equally long, the first that is yielded is the best.
-        asked: What is to be computed, as the families take it.
-        device: The device that it is computed on.
+        candidates: Of one family or of several. Of those that take equally long, the first one is the best.
         kept: How many, and how close to the best.
     """
-    candidates = (candidate for family in families for candidate in family(asked, device))
     ranked = sorted(candidates, key=lambda candidate: candidate.microseconds)
     best = [each for each in ranked[: kept.most] if each.microseconds <= kept.close * ranked[0].microseconds]
     if all(candidate.requires for candidate in best):

@@ -20,11 +20,11 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from npu_compiler.errors import CompileError
 
-__all__ = ["GENERIC", "DeviceModel", "DeviceModels", "Launches", "scaling"]
+__all__ = ["GENERIC", "DeviceModel", "DeviceModels", "FamilyConstants", "Launches", "scaling"]
 
 Constants = TypeVar("Constants")
 _SCALES = "scales"
@@ -117,9 +117,31 @@ class DeviceModel:
         return cast(Constants, found)
 
 
+class FamilyConstants:
+    """Constants of a family of kernels: a frozen dataclass whose fields are those of the family's section.
+
+    Attributes:
+        family: Its name in the data files, which a subclass is given as an argument.
+    """
+
+    family: ClassVar[str]
+
+    def __init_subclass__(cls, family: str) -> None:
+        cls.family = family
+
+    @classmethod
+    def of(cls, device: DeviceModel) -> Self:
+        """Those of a device.
+
+        Raises:
+            CompileError: As `DeviceModel.constants`.
+        """
+        return device.constants(cls.family, cls)
+
+
 @dataclass(frozen=True)
-class Launches:
-    """What launches are worth, in the section ``launches``.
+class Launches(FamilyConstants, family="launches"):
+    """What launches are worth.
 
     Attributes:
         flops: Arithmetic of a large product that takes as long as one more small launch.
@@ -225,7 +247,9 @@ def _instance(kind: Any, value: Any, where: str) -> Any:
 @cache
 def _fields_of(kind: type) -> tuple[dict[str, Any], frozenset[str]]:
     """The types of a dataclass's fields by name, and the fields that have no default."""
-    return get_type_hints(kind), frozenset(each.name for each in fields(kind) if each.default is MISSING)
+    hints = get_type_hints(kind)
+    needed = frozenset(each.name for each in fields(kind) if each.default is MISSING)
+    return {each.name: hints[each.name] for each in fields(kind)}, needed
 
 
 def _scaled(constants: Any, own: DeviceModel, other: DeviceModel) -> Any:

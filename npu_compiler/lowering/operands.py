@@ -94,7 +94,7 @@ class Operands:
         address = _Addresses(used)
         out = address.text(f"{prefix}o", merged[0], 0)
         for (leaf, _), leaf_strides in zip(leaves, merged[1:], strict=True):
-            resolver.name(leaf, leaf_strides, sizes, address)
+            resolver.name(leaf, leaf_strides, address)
         names = LeafNames(resolver.loads, resolver.iotas, anchors or {}, resolver.name_checks(exprs, address))
         walks = dict(zip((None, *(leaf for leaf, _ in leaves)), merged, strict=True))
         return cls(sizes, tuple(resolver.pointers), names, tuple(address.fields.items()), out, walks, prefix)
@@ -150,7 +150,7 @@ class _Resolver:
         strides = view.expand(target).strides
         return (*strides[:-1], 0) if view.shape[-1:] == (1,) else strides
 
-    def name(self, leaf: Leaf, strides: tuple[int, ...], sizes: tuple[int, ...], address: _Addresses) -> None:
+    def name(self, leaf: Leaf, strides: tuple[int, ...], address: _Addresses) -> None:
         if isinstance(leaf, Iota):
             self.iotas[leaf] = address.text(f"{self.prefix}i{len(self.iotas)}", strides, leaf.view.offset)
             return

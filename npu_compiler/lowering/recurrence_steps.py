@@ -6,6 +6,8 @@ arithmetic carries (c, and the h of a GRU) stay in float32, beside what the step
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import power_of_two
@@ -18,9 +20,8 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.symbolic import OpRefusal
 
-__all__ = ["FORM_MACROS", "INPUTS", "MACROS", "OUTPUTS", "PARAMS", "STRIDES"]
-__all__ += ["are_read_in", "bindings", "check_dtypes", "form_macros", "macros", "rows", "step_calls", "strides"]
-__all__ += ["values"]
+__all__ = ["FORM_MACROS", "INPUTS", "MACROS", "STRIDES", "are_read_in", "bindings", "check_dtypes", "form_macros"]
+__all__ += ["macros", "rows", "step_calls", "step_template", "strides", "values"]
 
 _STRIDES = {
     "gates0": ("step", "batch", "unit"),
@@ -36,9 +37,7 @@ _CELLS = {Cell.LSTM: 0, Cell.GRU: 1, Cell.TANH: 2, Cell.RELU: 3}
 """How kernels know what a step computes: their macro ``CELL``."""
 
 STRIDES = ", ".join(f"{name}_{dimension}" for name, dimensions in _STRIDES.items() for dimension in dimensions)
-PARAMS = f"int step, steps, batch, units, {STRIDES}"
 INPUTS = " ".join(_STRIDES)
-OUTPUTS = "out kept"
 FORM_MACROS = "CELL GATES DIRECTIONS HAS_BIAS HAS_HIDDEN HAS_CARRIED"
 MACROS = f"a_t {FORM_MACROS} ROWS CHUNK"
 _CHUNK = 4
@@ -54,6 +53,23 @@ def check_dtypes(problem: Recurrence) -> None:
     given = {operand.dtype for operand in problem.operands} | {problem.result.dtype}
     if len(given) > 1:
         raise OpRefusal(f"given {', '.join(sorted(map(str, given)))}, expected one data type for all")
+
+
+def step_template(
+    entry: str, macros: str, threads: int, files: str = "", known: Collection[str] = ()
+) -> KernelTemplate:
+    """A kernel of one step.
+
+    Args:
+        entry: The kernel.
+        macros: What its file is told.
+        threads: Of a group.
+        files: Those that it builds on.
+        known: Parameters that it does not have.
+    """
+    names = ("step", "steps", "batch", "units", *STRIDES.split(", "))
+    params = f"int {', '.join(name for name in names if name not in known)}"
+    return KernelTemplate(entry, params, macros, INPUTS, "out kept", threads, files=files)
 
 
 Form = tuple[dict[str, object], tuple[int, int, int]]

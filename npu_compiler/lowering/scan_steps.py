@@ -7,26 +7,49 @@ launch ahead sums up their parts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.element import element_prologue
+from npu_compiler.lowering.element import ELEMENT_MACROS, element_prologue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.scan import Scan
 from npu_compiler.lowering.scan_text import scan_functions, state_bytes
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["ScanKernels", "scan_calls"]
+__all__ = ["ScanKernels", "scan_calls", "scan_templates"]
 
 _COLUMN_SLICES = 8
 _LANES = 32
 _FEW_TILES = 4  # for which one group of threads takes no longer than two launches do
 _MOST_CHUNKS = 512
 _STATE_BYTES = 8  # beyond which a thread keeps fewer states
+
+
+def scan_templates(macros: str, of_results: str, files: str, params: str = "") -> tuple[KernelTemplate, KernelTemplate]:
+    """The kernels that sum up parts of columns and that give the results, `ScanKernels.totals` and `ScanKernels.scan`.
+
+    Args:
+        macros: What a target's files are told of how threads share the work: ``LANES``, ``SLICES``, perhaps ``ROWS``.
+        of_results: What the second one is told beside that.
+        files: Those that both build on.
+        params: Further parameters, with a comma ahead.
+    """
+    totals = KernelTemplate(
+        "scan_totals",
+        params=f"int columns, length, inner, chunk{params}",
+        macros=f"{macros} {ELEMENT_MACROS}",
+        inputs="source?",
+        outputs="totals",
+        computed="source",
+        threads=lambda given: given["LANES"] * given["SLICES"] * given.get("ROWS", 1),
+        files=files,
+    )
+    results = f"{totals.macros} {of_results}"
+    return totals, replace(totals, entry="scan", macros=results, inputs="source? totals", outputs="")
 
 
 @dataclass(frozen=True)

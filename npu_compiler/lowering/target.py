@@ -188,7 +188,7 @@ class CodegenTarget(ABC):
                 f"given the device {device!r:.60}, the target '{self.name}' does not tell devices apart; leave it out"
             )
         if self.devices is not None:
-            launches = self.device.constants("launches", Launches)
+            launches = Launches.of(self.device)
             self.launch_flops, self.shared_elements = launches.flops, launches.elements
 
     @abstractmethod

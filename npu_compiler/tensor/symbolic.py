@@ -11,27 +11,16 @@ from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
 from npu_compiler.tensor.coded import decoded, encoded
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, reindex
 from npu_compiler.tensor.index_check import IndexCheck
 from npu_compiler.tensor.intervals import Interval, interval
 from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.shapes import OpRefusal, broadcast_shapes, normalize_dim
-from npu_compiler.tensor.trace import Anchor, LayoutRule, Map, Scatter, Source, TracedTensor
+from npu_compiler.tensor.trace import Anchor, LayoutRule, Map, Scatter, Source, TracedTensor, role_of
 from npu_compiler.tensor.view import Step, View
 from npu_compiler.tensor.viewable import Viewable
 
-__all__ = [
-    "Number",
-    "OpRefusal",
-    "Tensor",
-    "Trace",
-    "apply",
-    "arange",
-    "combined",
-    "full",
-    "refuse_codes",
-    "where",
-]
+__all__ = ["Number", "OpRefusal", "Tensor", "Trace", "apply", "arange", "combined", "full", "refuse_codes", "where"]
 
 Number = float | int | bool
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -247,7 +236,13 @@ class Trace:
         if order:
             layout = Layout(tensor.shape, tensor.shape, order)
             return self._declare(self.node, tensor.shape, tensor.dtype, "plain", Map(tensor.expr), layout)
-        return self.add(self.node, tensor.shape, tensor.dtype, role or self._role(tensor), Map(tensor.expr))
+        return self.add(
+            self.node,
+            tensor.shape,
+            tensor.dtype,
+            role or role_of(tensor.expr, tensor.shape, self.tensors),
+            Map(tensor.expr),
+        )
 
     def anchor(
         self,
@@ -298,24 +293,6 @@ class Trace:
         index, stride = combined({dim: strides[dim] for dim in places}, places, nowhere=True)
         source = Scatter(base, values.cast(into.dtype).expr, values.shape, view, index.expr, stride)
         return self.add(self.node, into.shape, into.dtype, role, source)
-
-    def _role(self, tensor: Tensor) -> str:
-        """An elementwise result is an image where it has the dimensions of one that it is made of, or of parts of one.
-
-        So it is where what it is made of lies as images do, with the channels of a pixel side by side.
-        """
-        rank = len(tensor.shape)
-        for load in leaves(tensor.expr) if rank > 2 else ():
-            source, view = self.tensors[load.ref.tensor], load.ref.view
-            if view.shape != tensor.shape:
-                continue
-            parts = all(step == "slice" for step, _ in load.ref.steps)
-            if source.role == "image" and len(source.shape) == rank and parts:
-                return "image"
-            pixels = [stride for dim, stride in enumerate(view.strides) if dim != 1 and view.shape[dim] > 1]
-            if view.shape[1] > 1 and view.strides[1] == 1 and pixels and min(pixels) >= view.shape[1]:
-                return "image"
-        return "plain"
 
 
 def refuse_codes(tensor: Tensor) -> None:

@@ -7,7 +7,7 @@ dimension), or of a `Scatter` (another tensor with some elements changed). Views
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.view import View
 
 __all__ = ["MAX_HEAD_SIZE", "Anchor", "Beside", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
-__all__ += ["users_of"]
+__all__ += ["role_of", "users_of"]
 
 MAX_HEAD_SIZE = 256
 """Of the heads of an attention that is one anchor; of larger ones products and softmax are written out."""
@@ -140,3 +140,22 @@ def users_of(tensors: Iterable[TracedTensor]) -> dict[int, set[int]]:
         for ref in tensor.operands():
             users.setdefault(ref.tensor, set()).add(tensor.index)
     return users
+
+
+def role_of(expr: Expr, shape: tuple[int, ...], tensors: Sequence[TracedTensor]) -> str:
+    """The role of an elementwise result: it is an image where it has the dimensions of one that it is made of, or of
+    parts of one.
+
+    So it is where what it is made of lies as images do, with the channels of a pixel side by side.
+    """
+    for load in leaves(expr) if len(shape) > 2 else ():
+        source, view = tensors[load.ref.tensor], load.ref.view
+        if view.shape != shape:
+            continue
+        parts = all(step == "slice" for step, _ in load.ref.steps)
+        if source.role == "image" and len(source.shape) == len(shape) and parts:
+            return "image"
+        pixels = [stride for dim, stride in enumerate(view.strides) if dim != 1 and view.shape[dim] > 1]
+        if view.shape[1] > 1 and view.strides[1] == 1 and pixels and min(pixels) >= view.shape[1]:
+            return "image"
+    return "plain"

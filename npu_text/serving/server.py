@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ __all__ = [
     "run_at",
 ]
 
+_log = logging.getLogger("uvicorn.error")
 _SWITCH_SECONDS = 0.0005
 _LEAVE_SECONDS = 30  # for texts to end when the server is told to stop
 
@@ -208,13 +210,20 @@ def _listen(config: Any, ready: Callable[[Any], None], *signals: signal.Signals)
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            super().handle_exit(sig, frame)
+            _log.disabled = self.force_exit  # who asks twice wants no traceback of what is cut off
+
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
                 ready(self.servers[0].sockets[0].getsockname())
 
     prefer_texts()
-    Server(config).run()
+    try:
+        Server(config).run()
+    finally:
+        _log.disabled = False
 
 
 def prefer_texts() -> None:

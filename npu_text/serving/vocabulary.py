@@ -44,7 +44,7 @@ class Vocabulary:
         tokenizer = load_tokenizer(folder)
         if tokenizer is None:
             raise InputError(
-                f"'{folder}' has no tokenizer.json, which a server needs to take text; put the model's file there"
+                f"'{folder}' has no tokenizer.json, which makes tokens of a text; put the model's file there"
             )
         return cls((folder / "tokenizer.json").read_text(encoding="utf-8"), tokenizer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -31,6 +32,8 @@ _WRITTEN_OUT = "expected whole numbers with commas between them, such as 5,6,7"
         ("generate m --seed " + "9" * 5000, "expected a whole number"),
         ("generate m --temperature warm", "--temperature: given 'warm', expected a number"),
         ("generate m --top-k few", "--top-k: given 'few', expected a whole number"),
+        ("serve m --patience -1", "--patience: given -1.0, expected a number from 0 on"),
+        ("serve m --temperature nan", "--temperature: given nan, expected a number from 0 on"),
         ("run m --top five", "--top: given 'five', expected a whole number"),
     ],
 )
@@ -48,6 +51,54 @@ def test_an_empty_path(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*line.split(), ""])
     assert "-o/--output: given '', expected a path" in capsys.readouterr().err
+
+
+def test_a_key_that_anybody_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "m", "--api-key", ""])
+    assert "--api-key: given '', expected a key" in capsys.readouterr().err
+
+
+def test_no_command_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "extract-llm" in shown.err
+
+
+def test_the_traceback_on_either_side_of_the_command() -> None:
+    for line in (["--debug", "describe", "none.npubin"], ["describe", "none.npubin", "--debug"]):
+        with pytest.raises(ProgramFormatError):
+            main(line)
+
+
+def test_an_interrupt_waits_for_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of one, numpy and what is built on it take an interrupt for a package that is damaged."""
+    ended = []
+
+    def slow_import(name: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        ended.append(name)
+
+    monkeypatch.setattr("npu_cli.main.import_module", slow_import)
+    assert main(["doctor"]) == 130
+    assert ended == ["npu_cli.commands.doctor"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("compile {folder}", "given the folder '{folder}', expected an IR.json"),
+        ("compile {folder}/tiny.npubin", "given '{folder}/tiny.npubin', which is compiled already"),
+        ("partition {folder}/tiny.npubin", "'{folder}/tiny.npubin' is not JSON but a binary file"),
+        ("run {folder}/tiny.npubin -i input=x.npy -o {folder}/tiny.json", "'{folder}/tiny.json', which is no folder"),
+    ],
+)
+def test_a_file_of_another_kind(line: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.format(folder=folder).split()) == 1
+    assert message.format(folder=folder) in capsys.readouterr().err
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +184,7 @@ def configuration(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("Qwen/Qwen2.5 -o out", "download one first: hf download Qwen/Qwen2.5 --local-dir Qwen2.5"),
         ("Qwen2,5 -o out", "given 'Qwen2,5', which does not exist; expected a Hugging Face folder or config.json"),
         ("{model} -o out --cache 257", "given a cache of 257 tokens, expected 1 to 256"),
         ("{model} -o out --prefill 512", "given prefill lengths [512], expected 2 to 256"),

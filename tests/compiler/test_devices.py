@@ -22,7 +22,7 @@ from cuda_compiler.devices import DEVICES as CUDA_DEVICES
 from cuda_compiler.target import CUDATarget
 from cuda_compiler.tiles.lowering import close_tilings
 from cuda_compiler.tiles.tiling import Asked
-from cuda_compiler.tiles.warps import warp_candidates, warp_costs
+from cuda_compiler.tiles.warps import WarpCosts, warp_candidates
 from cuda_runtime.capability import meets
 from metal_compiler.devices import DEVICES as METAL_DEVICES
 from npu_cli.main import main
@@ -218,15 +218,11 @@ def test_constants_that_are_not_what_they_should_be_are_refused(wrong: dict[str,
 
 
 def test_few_candidates_are_kept_and_one_that_every_device_runs() -> None:
-    def first(asked: int, device: DeviceModel) -> Iterator[Candidate[str]]:
-        times = {"a": 5, "b": 1, "c": 1}
-        yield from (Candidate("first", name, time * asked, "special") for name, time in times.items())
-
-    def second(asked: int, device: DeviceModel) -> Iterator[Candidate[str]]:
-        yield from (Candidate("second", name, time * asked) for name, time in {"d": 9, "e": 2}.items())
+    candidates = [Candidate("first", name, time, "special") for name, time in {"a": 5, "b": 1, "c": 1}.items()]
+    candidates += [Candidate("second", name, time) for name, time in {"d": 9, "e": 2}.items()]
 
     def names(close: float, most: int) -> str:
-        return "".join(each.sizes for each in best_candidates([first, second], 3, GENERIC, Kept(close, most)))
+        return "".join(each.sizes for each in best_candidates(candidates, Kept(close, most)))
 
     assert names(1.0, 4) == "bce"
     assert names(2.0, 4) == "bce"
@@ -251,7 +247,7 @@ def test_a_target_takes_a_model_of_a_device_that_has_no_name() -> None:
     model = CUDA_DEVICES.named("sm_80", "cuda")
     assert CUDATarget(model).device is model
     assert all(not tiling.requires for tiling in close_tilings(Asked(512, 512, 512), model, warpgroups=True))
-    assert warp_costs(model).traffic_bytes != warp_costs(CUDA_DEVICES.named("sm_90", "cuda")).traffic_bytes
+    assert WarpCosts.of(model).traffic_bytes != WarpCosts.of(CUDA_DEVICES.named("sm_90", "cuda")).traffic_bytes
 
 
 FACTS = {"cores", "shared_bytes", "core_shared_bytes", "clock_mhz"}

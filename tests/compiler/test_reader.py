@@ -80,6 +80,7 @@ def test_a_damaged_ir_is_refused_in_words(change: Callable[[IR], Any], words: li
     [
         (b"not json", ["is not JSON", "npu_compiler.extract"]),
         (b"\xff\xfe", ["is not JSON"]),
+        (b"\x87NPU\r\n\x1a\n\xff\xff", ["is not JSON but a binary file"]),
         (b"[" * 100_000, ["is not JSON"]),
         (b"[1, 2]", ["holds a list", "expected an IR object", "npu_compiler.extract"]),
         (b"null", ["holds a NoneType", "expected an IR object"]),

@@ -14,7 +14,7 @@ import npu_compiler
 from cuda_compiler.artifact.extensions import map_of
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import bulk
-from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs, bulk_tilings
+from cuda_compiler.products.bulk_tilings import BulkCosts, BulkTiling, bulk_tilings
 from cuda_compiler.tiles.tiling import Asked
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, LibraryCall, options_of
 from npu_compiler.compiled_program import CompiledProgram
@@ -30,7 +30,7 @@ from tests.support.ir_builder import IRBuilder
 MODEL = DEVICES.named("sm_90", "cuda")
 Force = Callable[[BulkTiling], None]
 
-TILINGS = [BulkTiling.of(tile, MODEL) for tile in bulk_costs(MODEL).tiles]
+TILINGS = [BulkTiling.of(tile, MODEL) for tile in BulkCosts.of(MODEL).tiles]
 SIZES = [(66, 32, 8), (130, 224, 520), (300, 800, 1096), (517, 416, 72)]
 FEW_ROWS = [(17, 416, 1096), (40, 224, 520), (64, 800, 1544), (66, 32, 8)]
 

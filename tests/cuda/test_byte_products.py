@@ -12,10 +12,10 @@ import torch
 import npu_compiler
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import matmul
-from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs
+from cuda_compiler.products.bulk_tilings import BulkCosts, BulkTiling
 from cuda_compiler.products.byte_products import bulk_byte_tilings
 from cuda_compiler.tiles.tiling import Asked, Tiling
-from cuda_compiler.tiles.warps import warp_costs
+from cuda_compiler.tiles.warps import WarpCosts
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.integers import ceil_div
@@ -30,8 +30,8 @@ from tests.support.host_kernels import HAS_COMPILER, run_on_host
 Force = Callable[["BulkTiling | Tiling"], None]
 
 MODEL = DEVICES.named("sm_90", "cuda")
-TILINGS = [BulkTiling.of(tile, MODEL) for tile in bulk_costs(MODEL).tiles]
-WARP_TILINGS = [tile.tiling for tile in warp_costs(MODEL).tiles]
+TILINGS = [BulkTiling.of(tile, MODEL) for tile in BulkCosts.of(MODEL).tiles]
+WARP_TILINGS = [tile.tiling for tile in WarpCosts.of(MODEL).tiles]
 SIZES = [(66, 32, 16), (130, 224, 528), (300, 800, 1104), (517, 416, 80)]
 BEHIND = ["", "residual", "gated", "bias"]
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -72,7 +72,7 @@ def test_all_ways_to_compute_a_group_are_given_one_answer(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("windows", ["pooled", "overlapping"])
 def test_results_are_the_same_from_either_end(windows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlaps, "_blocks", lambda conv, device: 1)
-    monkeypatch.setattr(pooled_windows, "_costs", lambda device: pooled_windows._Costs(2, 0))
+    monkeypatch.setattr(pooled_windows._Costs, "of", lambda device: pooled_windows._Costs(2, 0))
     if windows == "pooled":
         pooled = test_pooled_windows.Case((61, 77))
         plan, tensors = pooled.program.main, test_pooled_windows.bytes_of(pooled)

@@ -79,7 +79,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def few_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets few tiles be enough."""
-    monkeypatch.setattr(pooled_windows, "_costs", lambda device: pooled_windows._Costs(2, 0))
+    monkeypatch.setattr(pooled_windows._Costs, "of", lambda device: pooled_windows._Costs(2, 0))
 
 
 def joined(plan: ExecutionPlan) -> CallOption:

@@ -14,9 +14,9 @@ import npu_compiler
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.images import convolution
 from cuda_compiler.products import matmul
-from cuda_compiler.tiles.clusters import cluster_candidates, cluster_costs
+from cuda_compiler.tiles.clusters import ClusterCosts, cluster_candidates
 from cuda_compiler.tiles.lowering import close_tilings
-from cuda_compiler.tiles.teams import TeamTiling, team_candidates, team_costs
+from cuda_compiler.tiles.teams import TeamCosts, TeamTiling, team_candidates
 from cuda_compiler.tiles.tiling import Asked, Tiling
 from cuda_compiler.tiles.warps import warp_candidates
 from npu_compiler.artifact.plan import CallChoice
@@ -29,8 +29,8 @@ from tests.ops import test_ops
 from tests.ops.cases import Case, case, floats
 
 MODEL = DEVICES.named("sm_90", "cuda")
-TEAMS = [tile.tiling for tile in team_costs(MODEL).tiles]
-TILINGS: list[Tiling] = [*TEAMS, *(tile.tiling(tile.stages, 1) for tile in cluster_costs(MODEL).tiles)]
+TEAMS = [tile.tiling for tile in TeamCosts.of(MODEL).tiles]
+TILINGS: list[Tiling] = [*TEAMS, *(tile.tiling(tile.stages, 1) for tile in ClusterCosts.of(MODEL).tiles)]
 SPLITS = (2, 3, 8)
 Force = Callable[[Tiling], None]
 

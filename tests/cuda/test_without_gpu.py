@@ -18,7 +18,7 @@ from cuda_compiler.devices import DEVICES
 from cuda_compiler.target import CUDATarget
 from cuda_compiler.tiles.lowering import close_tilings
 from cuda_compiler.tiles.tiling import Asked
-from cuda_compiler.tiles.warps import WarpTile, warp_costs
+from cuda_compiler.tiles.warps import WarpCosts, WarpTile
 from cuda_runtime import CUDABackend, kernel_cache
 from cuda_runtime.capability import architecture_name, meets
 from cuda_runtime.cupy_api import cupy
@@ -90,7 +90,7 @@ def test_compiling_a_subgraph_and_asking_for_support() -> None:
 MODEL = DEVICES.named("sm_90", "cuda")
 
 
-@pytest.mark.parametrize("tile", warp_costs(MODEL).tiles, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}x{t.warps_n}")
+@pytest.mark.parametrize("tile", WarpCosts.of(MODEL).tiles, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}x{t.warps_n}")
 def test_tilings_fit_every_gpu(tile: WarpTile) -> None:
     for name in DEVICES.names:
         assert tile.tiling.shared_bytes <= DEVICES.named(name, "cuda").shared_bytes

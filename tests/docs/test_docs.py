@@ -43,11 +43,20 @@ def test_languages_agree(path: Path) -> None:
     assert _HEADING.findall(without_fences(korean)) == _HEADING.findall(without_fences(path))
 
 
+def anchors(path: Path) -> set[str]:
+    """Of a page's headings, as a repository's host makes them, and mkdocs by `docs/unicode_anchors.py`."""
+    titles = re.findall(r"^#+ (.*)$", without_fences(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("path", EVERY_PAGE, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for link in _LINK.findall(without_fences(path)):
-        if not link.startswith(("http:", "https:", "#")):
-            assert (path.parent / link.partition("#")[0]).is_file(), link
+        if not link.startswith(("http:", "https:")):
+            name, _, anchor = link.partition("#")
+            page = path.parent / name if name else path
+            assert page.is_file(), link
+            assert not anchor or anchor in anchors(page), link
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

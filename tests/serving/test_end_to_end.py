@@ -81,6 +81,15 @@ def test_a_server_that_was_killed_starts_again_and_stops_when_told(qwen: Decoder
     assert texts[0] == texts[1]
 
 
+def test_who_interrupts_twice_reads_no_traceback() -> None:
+    script = (
+        "import fastapi, signal; from npu_text.serving.server import run\n"
+        "run(fastapi.FastAPI(), '127.0.0.1', 0, lambda _: [signal.raise_signal(signal.SIGINT) for _ in range(2)])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_two_devices_behind_one_server(qwen: Decoder) -> None:
     pytest.importorskip("aiohttp")
     with process(qwen.folder, "software-metal,software-metal") as (server, url):

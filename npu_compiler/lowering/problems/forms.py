@@ -11,6 +11,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
+from npu_compiler.records import changed
 from npu_compiler.tensor.coded import decoded
 from npu_compiler.tensor.expr import Call, Expr, Load, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.layout import dense
@@ -61,6 +62,16 @@ class Produced(Operand):
 
     made: Group
     stored: bool = False
+
+    def apart(self, group: Group) -> tuple[Group, Group]:
+        """What computes it and stores it, and a group that has it as its first operand, which then reads it there.
+
+        Raises:
+            OpRefusal: As `Group.check`.
+        """
+        self.made.check()
+        nodes = tuple(node for node in group.nodes if node not in self.made.nodes)
+        return self.made, changed(group.loading(0, self.in_memory), nodes=nodes)
 
     def reads(self) -> tuple[int, ...]:
         return self.made.reads()

@@ -120,6 +120,11 @@ class Product(Problem):
         """Products of matrices."""
         return prod(self.batch)
 
+    def values(self) -> dict[str, int]:
+        """Sizes and strides by the names of kernels' parameters."""
+        strides = {"a_row": self.a.along, "a_k": self.a.k, "b_k": self.b.k, "b_col": self.b.along}
+        return {"m": self.m, "n": self.n, "k": self.k, **strides}
+
     @property
     def flops(self) -> int:
         return 2 * self.batches * self.m * self.n * self.k

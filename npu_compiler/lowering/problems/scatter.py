@@ -9,9 +9,8 @@ from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.problems.operand import Operand, named_strides
 from npu_compiler.lowering.problems.problem import Problem
 
-__all__ = ["HOW", "ScatterRows"]
+__all__ = ["ScatterRows"]
 
-HOW = ("sum", "mean", "prod", "amax", "amin")
 _NEUTRAL = {"prod": 1.0, "amax": float("-inf"), "amin": float("inf")}
 
 
@@ -22,7 +21,7 @@ class ScatterRows(Problem):
     Attributes:
         index: [count], int32, the row of each of `values`; what names no row is for none.
         values: [outer, count, inner].
-        how: One of `HOW`.
+        how: ``sum``, ``mean``, ``prod``, ``amax`` or ``amin``.
         include_self: Whether a row of `base` that is named counts among what is combined.
         fill: The value of a base that is in no memory.
         base: [outer, rows, inner]; None where all of it is `fill`.
