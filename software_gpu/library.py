@@ -28,6 +28,7 @@ from software_gpu.translation import (
     FIBER_PROLOGUE,
     PROLOGUE,
     RED_ZONE,
+    REGION_PROLOGUE,
     synchronizing_functions,
     threadgroup_variables,
     translate,
@@ -257,8 +258,13 @@ def generate(parsed: SourceText, execution: Execution = Execution.FAST) -> tuple
         parts += entries.values()
         forms |= entries.keys()
         described.append(_describe(kernel, parsed, list(entries), execution))
-    prologue = FIBER_PROLOGUE if forms == {"fiber"} and execution is not Execution.CHECKED else PROLOGUE
-    return prologue + "\n".join(parts), described
+    return _prologue(forms, execution) + "\n".join(parts), described
+
+
+def _prologue(forms: set[str], execution: Execution) -> str:
+    if "fiber" not in forms:
+        return REGION_PROLOGUE
+    return FIBER_PROLOGUE if forms == {"fiber"} and execution is not Execution.CHECKED else PROLOGUE
 
 
 def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], dependent: set[str]) -> dict[str, str]:

@@ -13,7 +13,8 @@ from software_gpu.variables import BARRIERS, COLLECTIVES, Variables
 __all__ = ["CodeText", "assignment_text", "declaration_text", "plain_type"]
 
 _INDENT = "  "
-# The product of two matrices is unrolled already; more of it would only be slower to compile.
+# The product of two matrices is unrolled already; more of it would only be slower to compile. A loop around loops over
+# lanes is clang's to judge: its arrays are in memory anyway, and unrolled it would be that many loops to vectorise.
 _MATRIX_LOOP, _SHORT_LOOP = '_Pragma("nounroll") ', '_Pragma("unroll") '
 
 
@@ -40,12 +41,12 @@ class CodeText:
             case Declaration():
                 self.line((assignment_text(statement) if stored else declaration_text(statement)) + ";")
             case Block(body):
-                self.open(statement)
+                self.open(statement, unrolls=True)
                 for inner in body:
                     self.statement(inner)
                 self.close()
             case If(_, then, otherwise):
-                self.open(statement)
+                self.open(statement, unrolls=True)
                 for inner in then:
                     self.statement(inner)
                 if otherwise:
@@ -54,7 +55,7 @@ class CodeText:
                         self.statement(inner)
                 self.close()
             case For(_, _, _, body) | While(_, body):
-                self.open(statement)
+                self.open(statement, unrolls=True)
                 for inner in body:
                     self.statement(inner)
                 self.close()
@@ -64,7 +65,8 @@ class CodeText:
             return "{ msl_live_here[msl_l] = false; return; }"
         return " ".join(tokens)
 
-    def open(self, head: Block | If | For | While) -> None:
+    def open(self, head: Block | If | For | While, *, unrolls: bool = False) -> None:
+        """Writes the head of a statement; `unrolls` if none of its body is a loop over lanes."""
         _check_alone(head_tokens(head))
         match head:
             case Block():
@@ -74,7 +76,7 @@ class CodeText:
             case While(condition):
                 text = f"while ({' '.join(condition)}) {{"
             case For(init, condition, step):
-                short = own_trips(head, self.integers) <= UNROLLED_TRIPS
+                short = unrolls and own_trips(head, self.integers) <= UNROLLED_TRIPS
                 pragma = _MATRIX_LOOP if self.variables.has_matrix(tokens_of(head)) else _SHORT_LOOP if short else ""
                 start = "" if init is None else _statement_text(init)
                 text = f"{pragma}for ({start}; {' '.join(condition)}; {' '.join(step)}) {{"

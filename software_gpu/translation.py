@@ -18,6 +18,7 @@ __all__ = [
     "HEADERS",
     "PROLOGUE",
     "RED_ZONE",
+    "REGION_PROLOGUE",
     "ThreadgroupVariable",
     "place_variables",
     "synchronizes",
@@ -29,10 +30,12 @@ __all__ = [
 RED_ZONE = 32  # bytes between the threadgroup variables of a checked kernel; a multiple of 16, their alignment
 HEADERS = '#include "msl.h"\n'
 _FIRST_LINE = '#line 1 "program_source"\n'
-PROLOGUE = HEADERS + _FIRST_LINE
+_RUNS_ON_FIBERS = "namespace msl {{ MSL_INLINE bool runs_on_fibers() {{ return {}; }} }}\n".format
+PROLOGUE = HEADERS + _RUNS_ON_FIBERS("true") + _FIRST_LINE
+REGION_PROLOGUE = HEADERS + _RUNS_ON_FIBERS("false") + _FIRST_LINE
 # Where lanes are to become vectors, or accesses to be looked at, every function must stand in the kernel itself. Fibers
 # call it as any program does: functions that call each other several times would grow with each level.
-FIBER_PROLOGUE = f"{HEADERS}#undef METAL_FUNC\n#define METAL_FUNC inline\n{_FIRST_LINE}"
+FIBER_PROLOGUE = f"{HEADERS}{_RUNS_ON_FIBERS('true')}#undef METAL_FUNC\n#define METAL_FUNC inline\n{_FIRST_LINE}"
 _SYNCHRONIZING = re.compile(r"(threadgroup_barrier|simdgroup_\w+|simd_\w+|quad_\w+|make_filled_simdgroup_matrix)\Z")
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.cuda.kernels import remember_in
+from tests.support.host_kernels import keep_headers_in
 
 # An example may take any time: the machine may be slow, or busy.
 settings.register_profile("any machine", deadline=None)
@@ -55,7 +56,8 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_kernels(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
-    """No kernel is compiled twice in a session, whichever of its processes comes first."""
+    """No kernel, and no header, is compiled twice in a session, whichever of its processes comes first."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if hasattr(request.config, "workerinput") else own  # of pytest-xdist's workers
     remember_in(shared / "compiled_kernels")
+    keep_headers_in(shared / "compiled_headers")

@@ -9,8 +9,12 @@ namespace msl {
 
 typedef float row8 __attribute__((ext_vector_type(8)));
 
-// No fiber runs in the region form, where the code of a matrix runs once for its simdgroup.
+// Each source says whether fibers run its code. None does in the region form, where the code of a matrix runs once for
+// its simdgroup: a look at the fiber would part each function of a matrix in two, and keep matrices out of registers.
+static bool runs_on_fibers();
+
 MSL_UNCHECKED_INLINE bool leads_simdgroup() {
+  if (!runs_on_fibers()) return true;
   const Fiber* fiber = msl_worker->current;
   return !fiber || fiber->lane == 0;
 }

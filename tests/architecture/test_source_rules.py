@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 COMPILERS = sorted(path.name for path in ROOT.glob("*_compiler"))
 
 
-def trees(folders: list[str]) -> Iterator[tuple[str, ast.Module]]:
-    """Every source of some folders, with its path."""
+def nodes(folders: list[str]) -> Iterator[tuple[str, ast.AST]]:
+    """All nodes of every source of some folders, with its path."""
     for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+        for path, found in _nodes_of(folder):
+            yield from ((path, node) for node in found)
+
+
+@cache
+def _nodes_of(folder: str) -> list[tuple[str, list[ast.AST]]]:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    return [(str(path.relative_to(ROOT)), list(ast.walk(ast.parse(path.read_text())))) for path in paths]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """The trees are a hundred megabytes, which no other test needs."""
+    yield
+    _nodes_of.cache_clear()
 
 
 def test_no_compiler_asks_for_the_identity_of_an_object() -> None:
     """Equal expressions are one object, which is a key of its own; a number that may be given again is none."""
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in trees(COMPILERS)
-        for node in ast.walk(tree)
+        for path, node in nodes(COMPILERS)
         if isinstance(node, ast.Name) and node.id == "id" and isinstance(node.ctx, ast.Load)
     ]
     assert "npu_compiler" in COMPILERS
@@ -48,8 +63,7 @@ def test_no_function_has_more_than_eight_parameters() -> None:
     packages = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
     found = [
         f"{path}:{node.lineno} {node.name}"
-        for path, tree in trees([*packages, "benchmarks", "tests", "docs"])
-        for node in ast.walk(tree)
+        for path, node in nodes([*packages, "benchmarks", "tests", "docs"])
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and len(parameters(node)) > MOST_PARAMETERS
         and not follows_a_schema(path, node)
@@ -70,8 +84,7 @@ def test_divisions_are_rounded_up_by_one_function() -> None:
     packages = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in trees([*packages, "benchmarks", "tests", "docs", "examples"])
-        for node in ast.walk(tree)
+        for path, node in nodes([*packages, "benchmarks", "tests", "docs", "examples"])
         if isinstance(node, ast.UnaryOp)
         and isinstance(node.op, ast.USub)
         and isinstance(node.operand, ast.BinOp)
@@ -85,8 +98,7 @@ def test_no_target_parses_what_the_trace_holds_of_an_op() -> None:
     """The core builds a problem of it, once for all targets."""
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in trees([name for name in COMPILERS if name != "npu_compiler"])
-        for node in ast.walk(tree)
+        for path, node in nodes([name for name in COMPILERS if name != "npu_compiler"])
         if (isinstance(node, ast.Attribute) and node.attr == "attrs")
         or (isinstance(node, ast.Name) and node.id == "Anchor")
     ]

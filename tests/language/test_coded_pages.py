@@ -35,13 +35,13 @@ def device(request: pytest.FixtureRequest) -> Device:
 @pytest.fixture(scope="module", params=["int8", "fp8"])
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     """A Qwen2.5 whose texts have 256 tokens: four pages."""
-    batch = BatchRequest((1, 4), PAGE, pages=14, chunks=(16, 64), guess=4)
+    batch = BatchRequest((4,), PAGE, pages=14, chunks=(64,), guess=4)
     place = tmp_path_factory.mktemp("coded")
     return make_decoder(place, "Qwen2", 256, (16,), batch, kv_cache=request.param, hidden_size=4 * SIZE)
 
 
 @pytest.fixture(scope="module")
-def engine(decoder: Decoder, device: Device) -> PagedEngine:
+def engine(device: Device, decoder: Decoder) -> PagedEngine:
     return PagedEngine(decoder.folder, device)
 
 
@@ -58,7 +58,7 @@ def check_single(generator: Generator, given: Sequence[int], tokens: Sequence[in
 
 
 def test_texts_of_different_lengths_are_those_of_one_text_alone(
-    engine: PagedEngine, decoder: Decoder, device: Device
+    device: Device, engine: PagedEngine, decoder: Decoder
 ) -> None:
     generator = Generator(decoder.folder, device)
     places = [(3, [5]), (40, [7]), (190, [9, 13, 2, 4])]
@@ -99,7 +99,7 @@ def test_guesses_change_no_text(engine: PagedEngine) -> None:
     assert text.tokens[:10] == alone.tokens
 
 
-def test_each_function_updates_codes_and_scales_in_place(decoder: Decoder, device: Device, engine: PagedEngine) -> None:
+def test_each_function_updates_codes_and_scales_in_place(device: Device, decoder: Decoder, engine: PagedEngine) -> None:
     spec = GenerationSpec.load(decoder.folder).batch
     assert spec is not None
     (path,) = decoder.folder.glob(f"*batch*{device.target}*.npubin")

@@ -72,7 +72,7 @@ def test_texts_are_the_same_to_the_bit_one_by_one_and_many_at_a_time(
 ) -> None:
     """By one function for all lanes. Tokens, and the logarithms of their probabilities."""
     batch = BatchRequest((8,), 32, chunks=(64,))
-    decoder = make_decoder(tmp_path, "Qwen2", cache_length=64, batch=batch, kv_cache=kv_cache)
+    decoder = make_decoder(tmp_path, "Qwen2", batch=batch, kv_cache=kv_cache)
     engine = PagedEngine(decoder.folder, device)
     asked = requests()
     assert answers(engine, asked, 1) == answers(engine, asked, AT_ONCE)

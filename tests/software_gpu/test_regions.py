@@ -12,7 +12,8 @@ import torch
 import metal_compiler
 import npu_compiler
 from npu_compiler.errors import DeviceError
-from software_gpu.library import compile_library
+from software_gpu.library import Execution, compile_library, generate
+from software_gpu.source import preprocess
 from tests.compiler.test_templates import DRAW, coded_linear
 from tests.ops.cases import case, floats, values
 from tests.ops.collected import COMPUTED
@@ -53,6 +54,24 @@ def test_form_is_split(kernel: str) -> None:
 def test_split_form_gives_the_bits_of_the_fibers(kernel: str) -> None:
     fast, fibers = run_form(kernel, "fast"), run_form(kernel, "fibers")
     np.testing.assert_array_equal(fast.view(np.uint32), fibers.view(np.uint32))
+
+
+@pytest.mark.parametrize(("execution", "asks"), [(Execution.FAST, "false"), (Execution.FIBERS, "true")])
+def test_matrices_ask_which_fiber_runs_only_where_some_do(execution: Execution, asks: str) -> None:
+    code, _ = generate(preprocess(read_kernels("matmul"), {}), execution)
+    assert f"bool runs_on_fibers() {{ return {asks}; }}" in code
+
+
+def test_loops_around_loops_over_lanes_are_not_forced_to_be_unrolled() -> None:
+    source = HEAD + (
+        "kernel void k(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { float sum = 0.0f; "
+        "for (int around = 0; around < 4; ++around) { sum += simd_sum(y[i] * around); } "
+        "for (int inside = 0; inside < 4; ++inside) { sum += y[i] * inside; } y[i] = sum; }"
+    )
+    code, _ = generate(preprocess(source, {}))
+    assert '_Pragma("unroll") for (int inside' in code
+    assert "for (int around" in code
+    assert '_Pragma("unroll") for (int around' not in code
 
 
 @pytest.mark.parametrize("kernel", SPLIT)
