@@ -40,7 +40,7 @@ from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["ATTENTION", "lower_attention"]
 
-_SLOTS = 3  # as in attention_tile.cuh
+_STAGES = 3  # as in attention_tile.cuh
 
 ATTENTION = KernelTemplate(
     "attention",
@@ -123,7 +123,7 @@ class _Division:
     @property
     def shared_bytes(self) -> int:
         query, values = padded(self.problem.size), self.width
-        ring = _SLOTS * self.block * max(_pitch(query), _pitch(values)) * 2
+        ring = _STAGES * self.block * max(_pitch(query), _pitch(values)) * 2
         return max(ring, self.tile_rows * _pitch(query) * 2, self.tile_rows * self.splits * 4)
 
 

@@ -39,7 +39,7 @@ ATTENTION_PREFILL = KernelTemplate(
     threads=lambda macros: 128 * (1 + macros["WARPGROUPS_M"] * macros["WARPGROUPS_L"]),
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh warpgroups.cuh attention_blocks.cuh attention_places.cuh "
+        "mask.cuh tensor_cores.cuh warpgroups.cuh barriers.cuh attention_blocks.cuh attention_places.cuh "
         "attention_ring.cuh attention_rows.cuh attention_finish.cuh"
     ),
     computed="pages",

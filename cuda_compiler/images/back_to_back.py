@@ -16,7 +16,7 @@ from cuda_compiler.epilogues import packs_by_element
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import is_packed_image, is_packed_weight
 from cuda_compiler.packing import CHUNK_BYTES, PACK_SIZES, PackedLoad, is_plain, pack_size
-from cuda_compiler.tiles.teams import TeamTiling
+from cuda_compiler.tiles.teams import TeamTiling, as_type
 from cuda_compiler.tiles.tiling import TILING_MACROS
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
@@ -33,12 +33,11 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
-from npu_compiler.records import changed
 
 __all__ = ["CONV2D_BACK_TO_BACK", "back_to_back_microseconds", "loads_results", "lower_back_to_back"]
 __all__ += ["memory_microseconds"]
 
-_SLOT_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
+_STAGE_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
 # Of the second convolution, whose sums are in registers beside those of the first.
 _FEW_COLUMNS, _MOST_COLUMNS = 64, 128
 _COLUMNS = 32  # results that lanes deal out among each other
@@ -51,7 +50,7 @@ CONV2D_BACK_TO_BACK = KernelTemplate(
     ),
     inputs="image weight added_image? added_weight? next_weight made operands",
     computed="operands",
-    files="tensor_cores.cuh warpgroups.cuh tile.cuh tile_results.cuh",
+    files="tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh tile.cuh tile_results.cuh",
 )
 
 
@@ -132,7 +131,7 @@ def _teams(conv: Convolution) -> int:
 
 
 def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = True) -> int:
-    """Slots of pixels in shared memory, beside all weights; 0 where they are too few for two tiles.
+    """Stages of pixels in shared memory, beside all weights; 0 where they are too few for two tiles.
 
     Args:
         conv: The second convolution.
@@ -141,9 +140,9 @@ def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = 
         staged: Whether its epilogue reads something for each result.
     """
     costs, least = _Costs.of(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
-    taken = _weight_bytes(conv, made) + (0 if staged else _teams(conv) * _SLOT_BYTES)
+    taken = _weight_bytes(conv, made) + (0 if staged else _teams(conv) * _STAGE_BYTES)
     limits = costs.shared_bytes, device.shared_bytes
-    best, most = ((nbytes - taken) // (_SLOT_BYTES + _BARRIER_BYTES) for nbytes in limits)
+    best, most = ((nbytes - taken) // (_STAGE_BYTES + _BARRIER_BYTES) for nbytes in limits)
     return max(best, least) if most >= least else 0
 
 
@@ -182,8 +181,8 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     own, *others = _convolutions(made)
     tiling = _tiling(conv, made, device, bool(staged))
     tiles, dtype = ceil_div(conv.pixels, WARPGROUP_ROWS), conv.weight.dtype.name
-    left = 0 if staged or not conv.image.stored else tiling.teams * _SLOT_BYTES
-    shared_bytes = _weight_bytes(conv, made) + left + tiling.stages * (_SLOT_BYTES + _BARRIER_BYTES)
+    left = 0 if staged or not conv.image.stored else tiling.teams * _STAGE_BYTES
+    shared_bytes = _weight_bytes(conv, made) + left + tiling.stages * (_STAGE_BYTES + _BARRIER_BYTES)
     macros = {
         **tiling.macros(tiles, _slices(made)),
         "SHARED_BYTES": shared_bytes,
@@ -210,8 +209,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         block=(tiling.threads, 1, 1),
         shared_bytes=shared_bytes,
     )
-    fused = work.epilogue(PACK_SIZES[0])
-    return work.directed_with(launch, changed(fused, text=_struct("LastEpilogue", fused.text)))
+    return work.directed_with(launch, tiling.epilogue(work.epilogue(PACK_SIZES[0])))
 
 
 def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -> TeamTiling:
@@ -230,13 +228,8 @@ def _is_staged(load: PackedLoad, made: Group) -> bool:
     return is_plain(load) and load.leaf.dtype == made.output.dtype
 
 
-def _struct(name: str, functions: str) -> str:
-    """Functions as those of a type."""
-    return f"struct {name} {{\n{functions}\n}};"
-
-
 def _made_epilogue(made: Group, found: Positions) -> Prologue:
     """What becomes of the first results, on their way to the second product."""
-    fused = anchor_epilogue(made, found, PACK_SIZES[0], gives=True)
-    macros, text = pointer_macros("MADE", found.operands, CUDA), _struct("MadeEpilogue", fused.text)
-    return Prologue((found.operands,), found.values, macros, text, flops=fused.flops)
+    fused = as_type("MadeEpilogue", anchor_epilogue(made, found, PACK_SIZES[0], gives=True))
+    macros = pointer_macros("MADE", found.operands, CUDA)
+    return Prologue((found.operands,), found.values, macros, fused.text, flops=fused.flops)

@@ -250,7 +250,8 @@ def _lower_tiled(conv: Convolution, work: DirectedGroup, image: Argument, struct
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return work.directed(launch, work.pack_size(tiling.neighbours(work.group.output.dtype), conv.outputs))
+    size = work.pack_size(tiling.neighbours(work.group.output.dtype), conv.outputs)
+    return work.directed_with(launch, tiling.epilogue(work.epilogue(size)))
 
 
 def _lower_plain(conv: Convolution, work: DirectedGroup) -> KernelCall:

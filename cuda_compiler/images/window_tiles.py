@@ -110,7 +110,7 @@ def window_template(entry: str, macros: str, threads: int, shared_bytes: Amount,
         inputs="image weight",
         threads=threads,
         shared_bytes=shared_bytes,
-        files=f"tensor_cores.cuh warpgroups.cuh window_tile.cuh {files}",
+        files=f"tensor_cores.cuh warpgroups.cuh barriers.cuh window_tile.cuh {files}",
     )
 
 

@@ -38,19 +38,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     auto copy = [&](int piece) {
         if (piece < 2 * count) {
             int position = (list[split + piece / 2 * splits] >> 1) * BLOCK;
-            unsigned char* slot = shared + piece % SLOTS * SLOT_BYTES;
+            unsigned char* stage = shared + piece % STAGES * STAGE_BYTES;
             Place at = place_of(batch, position, p.k_row, p.v_row, PAGE_ARGUMENTS p);
             if (piece % 2 == 0) {
-                load_tile<HEAD_SIZE, QK_WIDTH, K_CHUNK>(slot, k + at.key, p.k_row, p.k_step, LENGTH - position);
+                load_tile<HEAD_SIZE, QK_WIDTH, K_CHUNK>(stage, k + at.key, p.k_row, p.k_step, LENGTH - position);
             } else {
-                load_tile<VALUE_SIZE, V_WIDTH, V_CHUNK>(slot, v + at.value, p.v_row, p.v_step, LENGTH - position);
+                load_tile<VALUE_SIZE, V_WIDTH, V_CHUNK>(stage, v + at.value, p.v_row, p.v_step, LENGTH - position);
             }
         }
         commit_copies();
     };
-    constexpr bool SMALL = Q_BYTES <= SLOT_BYTES; // so that the first values fit beside the queries
-    static_assert(Q_BYTES <= 2 * SLOT_BYTES, "the first keys fit beside the queries");
-    unsigned char* queries = shared + SLOTS * SLOT_BYTES - Q_BYTES;
+    constexpr bool SMALL = Q_BYTES <= STAGE_BYTES; // so that the first values fit beside the queries
+    static_assert(Q_BYTES <= 2 * STAGE_BYTES, "the first keys fit beside the queries");
+    unsigned char* queries = shared + STAGES * STAGE_BYTES - Q_BYTES;
     copy_rows<TILE_M, HEAD_SIZE, QK_WIDTH, Q_CHUNK>(queries, q, p.q_step, p.rows * SHARED - row, query_row);
     commit_copies();
     copy(0);
@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     uint query[QK_WIDTH / 16][4];
     #pragma unroll
     for (int d = 0; d < QK_WIDTH / 16; ++d) {
-        load_matrices(query[d], shared_address(queries) + place<QK_WIDTH>(warp_row + lane % 16, d * 16 + lane / 16 * 8));
+        load_matrices(
+            query[d], shared_address(queries) + place<QK_WIDTH>(warp_row + lane % 16, d * 16 + lane / 16 * 8));
     }
     const tile_t *upper_row = q + query_row(warp_row + lane / 4), *lower_row = q + query_row(warp_row + lane / 4 + 8);
     if (!SMALL) {
@@ -75,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         wait_for_copies<1>();
         __syncthreads();
         copy(2 * turn + 2);
-        const unsigned char* keys = shared + 2 * turn % SLOTS * SLOT_BYTES;
+        const unsigned char* keys = shared + 2 * turn % STAGES * STAGE_BYTES;
         multiply_keys(score, query, upper_row, lower_row, keys, first, p);
         int listed = list[split + turn * splits];
         Scales scales(SCALE_ARGUMENTS batch, group, (listed >> 1) * BLOCK, PAGE_ARGUMENTS p);
@@ -86,11 +87,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         wait_for_copies<1>();
         __syncthreads();
         copy(2 * turn + 3);
-        multiply_values(rows, score, shared + (2 * turn + 1) % SLOTS * SLOT_BYTES, first);
+        multiply_values(rows, score, shared + (2 * turn + 1) % STAGES * STAGE_BYTES, first);
     }
     wait_for_copies<0>();
     add_up_rows(rows.sum);
     take_unit(rows);
     finish_rows(
-        rows, reinterpret_cast<float*>(shared), row, batch, group, splits, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
+        rows, reinterpret_cast<float*>(shared), row, batch, group, splits, SINK_ARGUMENT partial, out,
+        EPILOGUE_ARGUMENTS p);
 }

@@ -2,6 +2,9 @@
 // rows.
 constexpr float CLOSED = -1e30f; // below every score
 
+// An exponent of e as one of two: weights are powers of two.
+__device__ __forceinline__ constexpr float binary_exponent(float exponent) { return exponent * 1.44269504088896341f; }
+
 // SINK_STEP: each head has a sink, a score that takes its share of the weights and brings no value.
 #ifdef SINK_STEP
 #define SINK_PARAMETER const sink_t* sinks,
@@ -16,13 +19,13 @@ constexpr float CLOSED = -1e30f; // below every score
 __device__ __forceinline__ float whole_sum(float sum, float top, int head, SINK_PARAMETER const Params& p)
 {
 #ifdef SINK_STEP
-    return sum + exp2f(float(sinks[head * SINK_STEP]) * 1.44269504088896341f - top);
+    return sum + exp2f(binary_exponent(float(sinks[head * SINK_STEP])) - top);
 #else
     return sum;
 #endif
 }
 
-// Whose mask an element of the batch has: its own, or that of one of the first MASK_PERIOD, again and again.
+// The element of the batch whose mask an element has: masks repeat after MASK_PERIOD elements, if that is given.
 __device__ __forceinline__ int masked_as(int batch)
 {
 #ifdef MASK_PERIOD
@@ -32,8 +35,8 @@ __device__ __forceinline__ int masked_as(int batch)
 #endif
 }
 
-// Moves keys, values and mask on to those of one head of keys and of its query heads, or of one of so many parts of
-// these.
+// Moves the pointers to keys, values and mask to one head of keys and its query heads. With COUNT, each head of keys
+// has so many groups of query heads.
 template <int COUNT = 1, typename K, typename V>
 __device__ __forceinline__ void enter_group(K*& k, V*& v, const mask_t*& mask, int batch, int group, const Params& p)
 {
@@ -42,8 +45,9 @@ __device__ __forceinline__ void enter_group(K*& k, V*& v, const mask_t*& mask, i
     mask += (long long)masked_as(batch) * p.mask_batch + (long long)group * SHARED * p.mask_head;
 }
 
-// Lists those of COUNT blocks that are open, each times two, plus one where the mask changes nothing; gives how many.
-// `known`: of each block 0 for closed, 2 for one that the mask changes nothing in, else 1; it and `total` are shared.
+// Lists the open ones of COUNT blocks of positions and returns how many there are. An entry is twice the block's
+// number, plus one where the mask changes nothing. `known` has 0 for a block that is closed, 2 for one in which the
+// mask changes nothing, and 1 for others; `known` and `total` are in shared memory.
 template <int COUNT, typename T>
 __device__ __forceinline__ int list_open_blocks(unsigned short* list, const T* known, int* total)
 {
@@ -66,7 +70,20 @@ __device__ __forceinline__ int list_open_blocks(unsigned short* list, const T* k
     return *total;
 }
 
-// Adds up what the four threads that share a row have of its sum, for two rows.
+// Two neighbours as numbers of 16 bits in a word.
+__device__ __forceinline__ uint pack_pair(float low, float high)
+{
+    return uint(tile_t(low).bits) | uint(tile_t(high).bits) << 16;
+}
+
+// The largest value of the four threads that share a row.
+__device__ __forceinline__ float quad_max(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+// Adds up the sums of the four threads that share a row, for two rows.
 __device__ __forceinline__ void add_up_rows(float (&sum)[2])
 {
     #pragma unroll

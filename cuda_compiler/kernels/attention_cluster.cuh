@@ -1,9 +1,10 @@
 // How parts of a result are put together: those of a block's warps in its own shared memory, those of a cluster's
 // blocks by writing each slice of the result into the shared memory of the block that finishes it, those of several
 // clusters through memory, where the last block to arrive at a slice finishes it.
-constexpr int RESULTS = ROWS * V_WIDTH, SLICE = (RESULTS / 4 + CLUSTER - 1) / CLUSTER * 4; // results, and a block's share
+constexpr int RESULTS = ROWS * V_WIDTH;
+constexpr int SLICE = (RESULTS / 4 + CLUSTER - 1) / CLUSTER * 4; // the results that a block finishes
 
-// What a block has when all of its warps are done, and what it gets from all blocks of its cluster.
+// What warps of a block leave for each other, and what all blocks of the cluster send to this one.
 struct Parts {
     float4 slice[CLUSTER][SLICE / 4];
     float2 block[CLUSTER][ROWS];
@@ -15,7 +16,7 @@ struct Parts {
 __device__ uint arrivals[RESULT_TILES * CLUSTER];
 #endif
 
-// Gives a block of the cluster what it finishes; a block alone keeps it.
+// Stores a value in the shared memory of the block of the cluster that finishes it; without a cluster, in its own.
 template <typename T>
 __device__ __forceinline__ void give(T* target, int owner, const T& value)
 {
@@ -26,7 +27,7 @@ __device__ __forceinline__ void give(T* target, int owner, const T& value)
 #endif
 }
 
-// Adds up what `busy` warps of the block have, and hands each slice to the block that finishes it.
+// Adds up the results of `busy` warps of the block, and sends each slice to the block that finishes it.
 __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int rank, int busy)
 {
     float weight[WARPS];
@@ -89,7 +90,8 @@ struct Pair {
     {
         float whole = whole_sum(sum, top, group * SHARED + index / V_WIDTH / OWN_ROWS, SINK_ARGUMENT p);
         float factor = whole == 0.0f ? 0.0f : 1.0f / whole;
-        store_pair(index / V_WIDTH, index % V_WIDTH, left * factor, right * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
+        store_pair(
+            index / V_WIDTH, index % V_WIDTH, left * factor, right * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
     }
 };
 

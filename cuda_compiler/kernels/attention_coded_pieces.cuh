@@ -12,27 +12,35 @@ struct Pools {
     KEPT v_scale_t* v_scales;
 
     __device__ __forceinline__ Pools(KEPT stored_t* k, KEPT stored_t* v, SCALE_PARAMETERS int group)
-        : k(k), v(v), k_scales(k_scales + (long long)group * K_SCALE_HEAD), v_scales(v_scales + (long long)group * V_SCALE_HEAD)
+        : k(k), v(v), k_scales(k_scales + (long long)group * K_SCALE_HEAD),
+          v_scales(v_scales + (long long)group * V_SCALE_HEAD)
     {
     }
 
     // Starts copying a piece, which begins at a place of a page.
-    __device__ __forceinline__ void copy(unsigned char* slot, long long page, long long within, int count) const
+    __device__ __forceinline__ void copy(unsigned char* stage, long long page, long long within, int count) const
     {
         constexpr int K_CHUNKS = PIECE * int(sizeof(k_scale_t)) / 16, V_CHUNKS = PIECE * int(sizeof(v_scale_t)) / 16;
-        copy_bytes<HEAD_SIZE, K_PITCH, K_ROW>(slot, k + page * K_PAGE + within * K_ROW);
-        copy_bytes<VALUE_SIZE, V_PITCH, V_ROW>(slot + K_BYTES, v + page * V_PAGE + within * V_ROW);
+        copy_bytes<HEAD_SIZE, K_PITCH, K_ROW>(stage, k + page * K_PAGE + within * K_ROW);
+        copy_bytes<VALUE_SIZE, V_PITCH, V_ROW>(stage + K_BYTES, v + page * V_PAGE + within * V_ROW);
         int lane = int(threadIdx.x) % 32;
         if (lane < K_CHUNKS) {
-            copy_chunk(slot + K_SCALES_AT + lane * 16, k_scales + page * K_SCALE_PAGE + within + lane * (PIECE / K_CHUNKS), true);
+            copy_chunk(
+                stage + K_SCALES_AT + lane * 16, k_scales + page * K_SCALE_PAGE + within + lane * (PIECE / K_CHUNKS),
+                true);
         } else if (lane < K_CHUNKS + V_CHUNKS) {
             lane -= K_CHUNKS;
-            copy_chunk(slot + V_SCALES_AT + lane * 16, v_scales + page * V_SCALE_PAGE + within + lane * (PIECE / V_CHUNKS), true);
+            copy_chunk(
+                stage + V_SCALES_AT + lane * 16, v_scales + page * V_SCALE_PAGE + within + lane * (PIECE / V_CHUNKS),
+                true);
         }
     }
 };
 
-__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries) { load_coded_queries(query, queries); }
+__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries)
+{
+    load_coded_queries(query, queries);
+}
 __device__ __forceinline__ int piece_column(int e, int u) { return coded_lane_column(e, u); }
 
 #if FRESH
@@ -44,7 +52,7 @@ struct NewRows {
     long long place[FRESH];
 };
 
-// Leaves what a thread has of them for the block.
+// Puts a thread's part of them where the whole block can read it.
 template <typename Own>
 __device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const Pools&, bool)
 {
@@ -86,15 +94,15 @@ __device__ __forceinline__ void write_new(const NewRows& rows, const Pools& pool
 // Puts a new token at a place of a piece, with all lanes of a warp: one of the block's own rows, or what `value_of`
 // gives where that is negative.
 template <typename Value>
-__device__ __forceinline__ void put_new(unsigned char* slot, int at, const NewRows& rows, int row, Value value_of)
+__device__ __forceinline__ void put_new(unsigned char* stage, int at, const NewRows& rows, int row, Value value_of)
 {
     auto number_at = [&](int column) { return row >= 0 ? rows.number[row][column] : value_of(column); };
-    k_scale_t key_scale(round_row<HEAD_SIZE>(slot + at * K_PITCH, number_at));
+    k_scale_t key_scale(round_row<HEAD_SIZE>(stage + at * K_PITCH, number_at));
     v_scale_t value_scale(round_row<VALUE_SIZE>(
-        slot + K_BYTES + at * V_PITCH, [&](int column) { return number_at(HEAD_SIZE + column); }));
+        stage + K_BYTES + at * V_PITCH, [&](int column) { return number_at(HEAD_SIZE + column); }));
     if (threadIdx.x % 32 == 0) {
-        key_scales_of(slot)[at] = key_scale;
-        value_scales_of(slot)[at] = value_scale;
+        key_scales_of(stage)[at] = key_scale;
+        value_scales_of(stage)[at] = value_scale;
     }
 }
 #endif

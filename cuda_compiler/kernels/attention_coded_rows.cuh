@@ -2,14 +2,16 @@
 // position: the scale of a key multiplies its scores, that of a value the weight of its position, by VALUE_UNIT more,
 // so that half precision holds what it would of the values themselves.
 //
-// Codes become the numbers that tensor cores multiply in registers: sums take their terms in any order, so a lane reads
-// the neighbours that a row has in 16 bytes, and what it multiplies them by lies accordingly.
-constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;      // of a row, a lane's; and those side by side
+// Codes become the operands of tensor cores in registers. The terms of a sum may come in any order: a lane takes
+// neighbours of a row, which one load brings, and queries and weights are arranged in the same order.
+
+// Words of four codes that a lane has of a row, and how many of them are neighbours.
+constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
 static_assert(HEAD_SIZE % 32 == 0 && VALUE_SIZE % 32 == 0, "a lane has whole words of each row");
 
-// What a lane has of a piece: of keys the rows l / 4 and l / 4 + 8; of values 2 * (l % 4), the next, and both 8 further
-// on.
+// A lane's part of a piece: of keys, rows l / 4 and l / 4 + 8; of values, rows 2 * (l % 4) and the next, and those 8
+// further on.
 struct Keys {
     uint key[2][KEY_WORDS];
     float scale[2];
@@ -49,7 +51,10 @@ __device__ __forceinline__ void read_value(Values& values, int which, const unsi
 }
 
 // Which position of a piece a lane's number `which` of values is.
-__device__ __forceinline__ int value_place_of(int which) { return int(threadIdx.x) % 4 * 2 + which % 2 + which / 2 * 8; }
+__device__ __forceinline__ int value_place_of(int which)
+{
+    return int(threadIdx.x) % 4 * 2 + which % 2 + which / 2 * 8;
+}
 
 // The first element of a row of keys that a lane has in a word; its four numbers make two pairs of every other one.
 __device__ __forceinline__ int first_of_word(int word)
@@ -100,8 +105,7 @@ __device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries
     }
 }
 
-// result += values * weight. Number i of a lane's results is that of the elements 2 * i and the next of its run of each
-// row.
+// result += values * weight. A lane's results i are those of the elements 2 * i and 2 * i + 1 of its run of each row.
 __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weight, const Values& values)
 {
     uint zero = zero_pair(0.0f), part[SETS][2];
@@ -140,8 +144,8 @@ __device__ __forceinline__ int coded_lane_column(int i, int u)
     return int(threadIdx.x) % 32 / 4 * (VALUE_WORDS * 4) + i * 2 + u / 2;
 }
 
-// Rounds a row to codes beside its largest number, with all lanes of a warp; gives the scale. Bits of numbers without a
-// sign are in the order of these, NaN last.
+// Rounds a row to codes, with all lanes of a warp, and returns the scale, by which its largest number becomes the
+// largest code. Without their sign, the bits of floats are in the order of the numbers, NaN last.
 template <int SIZE, typename Number>
 __device__ __forceinline__ float round_row(unsigned char* code, Number number_at)
 {
@@ -161,7 +165,8 @@ __device__ __forceinline__ float round_row(unsigned char* code, Number number_at
     #pragma unroll
     for (int i = 0; i < SIZE / 32; ++i) {
         float rounded = number[i] * (1.0f / scale);
-        code[lane + i * 32] = (unsigned char)(CODE_KIND == CODES_FLOAT ? float8_e4m3_code(rounded) : int(rintf(rounded)));
+        code[lane + i * 32] =
+            (unsigned char)(CODE_KIND == CODES_FLOAT ? float8_e4m3_code(rounded) : int(rintf(rounded)));
     }
     return scale;
 }

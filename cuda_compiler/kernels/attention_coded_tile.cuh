@@ -34,7 +34,8 @@ struct Scales {
     const v_scale_t* value;
 
     __device__ __forceinline__ Scales(
-        const k_scale_t* k_scales, const v_scale_t* v_scales, int batch, int group, int position, PAGE_PARAMETERS const Params& p)
+        const k_scale_t* k_scales, const v_scale_t* v_scales, int batch, int group, int position,
+        PAGE_PARAMETERS const Params& p)
     {
         long long page = page_of(0, 0, batch, position / PAGE, PAGE_ARGUMENTS p);
         key = k_scales + (long long)group * K_SCALE_HEAD + page * K_SCALE_PAGE + position % PAGE * K_SCALE_ROW;

@@ -1,8 +1,8 @@
 // Attention of few rows over many positions whose keys and values are codes of a byte, with a scale for each head and
 // position, as in a decode step: the algorithm of attention_decode.cuh, with the products of attention_coded_rows.cuh.
 //
-// Codes are copied to shared memory, DEPTH pieces of each warp on their way. FRESH keys and values are rounded to codes
-// by the warp that has their positions, and by one block, which writes them to their places. Grid: as in
+// Codes are copied to shared memory, DEPTH pieces of each warp ahead. FRESH keys and values are rounded to codes by
+// each warp that has their positions, and once more by one block, which writes them to memory. Grid: as in
 // attention_decode.cuh.
 constexpr int NEW = HEAD_SIZE + VALUE_SIZE;
 
@@ -10,7 +10,7 @@ template <typename S>
 __device__ __forceinline__ void copy_scale(S* target, const S* source)
 {
     if (sizeof(S) == 4) {
-        copy_word(target, source);
+        copy_part<4>(target, source, 4);
     } else {
         *target = *source;
     }
@@ -18,18 +18,18 @@ __device__ __forceinline__ void copy_scale(S* target, const S* source)
 
 // Starts copying the piece from a position on; the last position again where there is none any more.
 __device__ __forceinline__ void copy_piece(
-    unsigned char* slot, const unsigned char* k, const unsigned char* v, const k_scale_t* k_scales,
+    unsigned char* stage, const unsigned char* k, const unsigned char* v, const k_scale_t* k_scales,
     const v_scale_t* v_scales, int position)
 {
     constexpr bool WHOLE = LENGTH % BLOCK == 0;
     int count = LENGTH - position, row = int(threadIdx.x) % PIECE;
     long long at = position + (WHOLE ? row : min(row, count - 1));
-    copy_bytes<HEAD_SIZE, K_PITCH, K_ROW, WHOLE>(slot, k + (long long)position * K_ROW, count);
-    copy_bytes<VALUE_SIZE, V_PITCH, V_ROW, WHOLE>(slot + K_BYTES, v + (long long)position * V_ROW, count);
+    copy_bytes<HEAD_SIZE, K_PITCH, K_ROW, WHOLE>(stage, k + (long long)position * K_ROW, count);
+    copy_bytes<VALUE_SIZE, V_PITCH, V_ROW, WHOLE>(stage + K_BYTES, v + (long long)position * V_ROW, count);
     if (threadIdx.x % 32 < PIECE) {
-        copy_scale(key_scales_of(slot) + row, k_scales + at * K_SCALE_ROW);
+        copy_scale(key_scales_of(stage) + row, k_scales + at * K_SCALE_ROW);
     } else {
-        copy_scale(value_scales_of(slot) + row, v_scales + at * V_SCALE_ROW);
+        copy_scale(value_scales_of(stage) + row, v_scales + at * V_SCALE_ROW);
     }
 }
 
@@ -57,9 +57,9 @@ __device__ __forceinline__ void put_fresh(unsigned char* code, S* scale, const f
     }
 }
 
-// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+// Replaces new rows in a piece, which may have been copied before these were in memory.
 __device__ __forceinline__ void patch(
-    unsigned char* slot, const Fresh& fresh, const int (&key_places)[FRESH], const int (&value_places)[FRESH],
+    unsigned char* stage, const Fresh& fresh, const int (&key_places)[FRESH], const int (&value_places)[FRESH],
     int position)
 {
     bool changed = false;
@@ -67,12 +67,12 @@ __device__ __forceinline__ void patch(
     for (int row = 0; row < FRESH; ++row) {
         int key = key_places[row] - position, value = value_places[row] - position;
         if (0 <= key && key < PIECE) {
-            put_fresh<HEAD_SIZE>(slot + key * K_PITCH, key_scales_of(slot) + key, fresh[row]);
+            put_fresh<HEAD_SIZE>(stage + key * K_PITCH, key_scales_of(stage) + key, fresh[row]);
             changed = true;
         }
         if (0 <= value && value < PIECE) {
             put_fresh<VALUE_SIZE>(
-                slot + K_BYTES + value * V_PITCH, value_scales_of(slot) + value, fresh[row] + HEAD_SIZE);
+                stage + K_BYTES + value * V_PITCH, value_scales_of(stage) + value, fresh[row] + HEAD_SIZE);
             changed = true;
         }
     }
@@ -87,35 +87,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial, OUT_T* out,
     EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
+    extern __shared__ __align__(128) unsigned char ring[]; // stages of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
-    if (EARLY) {
-        hurry_next_grid();
-    }
-    if (CLUSTER > 1) {
-        announce_to_cluster();
-    }
-    if (!EARLY) {
-        wait_for_previous_grid();
-    }
-    clear_queries(queries);
+    begin_block(queries);
     Share share(list_open(states, batch, group, p));
     if (share.is_nobodys()) {
-        if (CLUSTER > 1) {
-            wait_for_cluster();
-        }
+        leave_to_others();
         return;
     }
     enter_group(k, v, mask, batch, group, p);
     k_scales += (long long)batch * K_SCALE_BATCH + (long long)group * K_SCALE_HEAD;
     v_scales += (long long)batch * V_SCALE_BATCH + (long long)group * V_SCALE_HEAD;
     int warp = int(threadIdx.x) / 32;
-    auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
+    auto stage = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * STAGE_BYTES; };
     auto copy = [&](int turn) {
         if (share.has(turn)) {
-            copy_piece(slot(turn), k, v, k_scales, v_scales, share.position(turn));
+            copy_piece(stage(turn), k, v, k_scales, v_scales, share.position(turn));
         }
         commit_copies();
     };
@@ -169,14 +158,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch(slot(turn), fresh, key_places, value_places, position);
+        patch(stage(turn), fresh, key_places, value_places, position);
 #endif
-        multiply_piece_keys(score, query, slot(turn));
+        multiply_piece_keys(score, query, stage(turn));
         soften(rows, score, added, position);
         if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
-        add_piece_values(rows, score, slot(turn));
+        add_piece_values(rows, score, stage(turn));
         __syncwarp();
         copy(turn + DEPTH);
     }

@@ -12,11 +12,6 @@ __device__ __forceinline__ uint place(uint row, uint column)
 
 constexpr int tile_bytes(int rows, int width) { return rows * (width / 8 % 8 == 0 ? width : width + 8) * 2; }
 
-__device__ __forceinline__ uint pack_pair(float low, float high)
-{
-    return uint(tile_t(low).bits) | uint(tile_t(high).bits) << 16;
-}
-
 // Stores two neighbouring results of a row.
 __device__ __forceinline__ void store_pair(
     int row, int column, float left, float right, int batch, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
@@ -39,10 +34,9 @@ __device__ __forceinline__ void store_pair(
 // A score in powers of two, ahead of the mask.
 __device__ __forceinline__ float scaled_score(float product)
 {
-    constexpr float LOG2_E = 1.44269504088896341f;
 #ifdef SOFT_CAP
-    return tanhf(product * (SCALE / SOFT_CAP)) * (SOFT_CAP * LOG2_E);
+    return tanhf(product * (SCALE / SOFT_CAP)) * binary_exponent(SOFT_CAP);
 #else
-    return product * (SCALE * LOG2_E);
+    return product * binary_exponent(SCALE);
 #endif
 }

@@ -3,15 +3,14 @@
 // 2022), the positions shared out as in Flash-Decoding (Dao et al., 2023).
 //
 // A cluster of blocks, or several, computes all rows of the SHARED query heads that read one head of keys, or one of
-// HEAD_PARTS parts of these, each of which is a group of its own and reads the keys again. Positions are
-// taken 16 at a time by single warps, in turns, which wait for nobody: each has DEPTH pieces on their way. Blocks of
-// positions that the mask closes are not read; as few clusters work as have enough to do. The queries are computed
-// here; so are FRESH keys and values, which this kernel also writes to their places among the others. A row that is
-// closed everywhere gives zeros.
+// HEAD_PARTS parts of these, each of which is a group of its own and reads the keys again. Single warps take pieces of
+// 16 positions in turns and do not wait for each other: each copies DEPTH pieces ahead. Blocks of positions that the
+// mask closes are not read. Only as many clusters work as have enough to do. The queries are computed here; so are
+// FRESH keys and values, which this kernel also writes to their places among the others. A row that is closed
+// everywhere gives zeros.
 // Grid: clusters in x, batch * groups in z.
 
-// Computes the queries, and what is new among keys and values, beside each other: all loads are on their way before the
-// first is waited for.
+// Computes the queries and the new keys and values together: all loads are issued before the first is waited for.
 __device__ __forceinline__ void compute_inputs(
     tile_t* queries, tile_t* fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
@@ -28,7 +27,8 @@ __device__ __forceinline__ void compute_inputs(
     #pragma unroll
     for (int turn = 0; turn < turns_of(VALUES); ++turn) {
         int index = element_of_turn<VALUES>(turn);
-        value[turn] = value_value(batch, group / HEAD_PARTS, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
+        value[turn] =
+            value_value(batch, group / HEAD_PARTS, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
     }
 #endif
     leave_queries(queries, own);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void compute_inputs(
 }
 
 #if FRESH
-// Writes what is new among keys or values to its place in memory.
+// Writes new keys or values to their places in memory.
 template <int SIZE, int STEP>
 __device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh, const int (&places)[FRESH])
 {
@@ -59,9 +59,10 @@ __device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh,
     }
 }
 
-// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+// Replaces new rows in a piece, which may have been copied before these were in memory.
 template <int SIZE, int PITCH>
-__device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, const int (&places)[FRESH], int position)
+__device__ __forceinline__ void patch(
+    unsigned char* tile, const tile_t* fresh, const int (&places)[FRESH], int position)
 {
     bool changed = false;
     #pragma unroll
@@ -82,39 +83,28 @@ __device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, 
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
-    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
-    OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states,
+    float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
+    extern __shared__ __align__(128) unsigned char ring[]; // stages of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH], fresh[FRESH ? FRESH * (HEAD_SIZE + VALUE_SIZE) : 8];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
     int warp = int(threadIdx.x) / 32;
-    if (EARLY) {
-        hurry_next_grid();
-    }
-    if (CLUSTER > 1) {
-        announce_to_cluster();
-    }
-    if (!EARLY) {
-        wait_for_previous_grid();
-    }
-    clear_queries(queries);
+    begin_block(queries);
     Share share(list_open(states, batch, group, p));
     if (share.is_nobodys()) {
-        if (CLUSTER > 1) {
-            wait_for_cluster();
-        }
+        leave_to_others();
         return;
     }
     enter_group<HEAD_PARTS>(k, v, mask, batch, group, p);
-    auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
+    auto stage = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * STAGE_BYTES; };
     auto copy = [&](int turn) {
         if (share.has(turn)) {
             int position = share.position(turn), count = LENGTH - position;
             const tile_t *keys = k + (long long)position * K_ROW, *values = v + (long long)position * V_ROW;
-            copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(slot(turn), keys, count);
-            copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(slot(turn) + K_BYTES, values, count);
+            copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(stage(turn), keys, count);
+            copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(stage(turn) + K_BYTES, values, count);
         }
         commit_copies();
     };
@@ -151,15 +141,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch<HEAD_SIZE, K_PITCH>(slot(turn), fresh, key_places, position);
-        patch<VALUE_SIZE, V_PITCH>(slot(turn) + K_BYTES, fresh + HEAD_SIZE, value_places, position);
+        patch<HEAD_SIZE, K_PITCH>(stage(turn), fresh, key_places, position);
+        patch<VALUE_SIZE, V_PITCH>(stage(turn) + K_BYTES, fresh + HEAD_SIZE, value_places, position);
 #endif
-        multiply_keys(score, query, slot(turn));
+        multiply_keys(score, query, stage(turn));
         soften(rows, score, added, position);
         if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
-        add_values(rows, score, slot(turn) + K_BYTES);
+        add_values(rows, score, stage(turn) + K_BYTES);
         __syncwarp();
         copy(turn + DEPTH);
     }

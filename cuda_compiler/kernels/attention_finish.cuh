@@ -8,7 +8,8 @@ static_assert(WARPGROUPS_L == 1 || PART_FLOATS * FINISHING * 4 <= BARRIERS_AT, "
 __device__ uint arrivals[RESULT_TILES];
 #endif
 
-// A thread's part in memory, each of its numbers beside those of its neighbours; and what it adds to another part.
+// Stores a thread's part, so that neighbouring threads write neighbouring numbers; and adds such a part to the thread's
+// own.
 __device__ __forceinline__ void put_part(float* part, const Rows& rows)
 {
     #pragma unroll
@@ -48,8 +49,8 @@ __device__ __forceinline__ void add_part(Rows& rows, Load load)
     }
 }
 
-// Stores a thread's rows. Four lanes have the neighbours in eight columns: they change places first, so that each has
-// all eight of one of four blocks.
+// Stores a thread's rows. Four lanes share each eight columns. They exchange results first, so that each lane has all
+// eight columns of one block in four.
 __device__ __forceinline__ void store_rows(
     const Rows& rows, int row, int batch, int group, SINK_PARAMETER OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
@@ -103,8 +104,8 @@ __device__ __forceinline__ void store_rows(
 }
 
 #if SPLITS > 1
-// Leaves the part where the other splits of the tile find it. In the block that arrives last, adds up all of them,
-// always in the same order; elsewhere false.
+// Stores the part in memory. In the block that arrives last, adds up all parts, always in the same order, and returns
+// true.
 __device__ __forceinline__ bool add_splits(Rows& rows, const Tile& tile, int* flag, float* partial)
 {
     int thread = int(threadIdx.x) - 128;

@@ -4,7 +4,7 @@ constexpr int TOKENS = RESULT_TILES / GROUPS * FRESH, NEW = HEAD_SIZE + VALUE_SI
 constexpr int PAGE_PLACES = K_PAGE / K_ROW; // rows from one page to the next
 static_assert(V_PAGE / V_ROW == PAGE_PLACES, "keys and values lie alike");
 
-// New keys and values of a token that this block reads: at a place in a page.
+// A token whose new keys and values lie among the positions of this block: its place in a page.
 struct Fresh {
     short token, place;
     int page;
@@ -17,8 +17,8 @@ __device__ __forceinline__ float fresh_value(int token, int group, int column, O
                               : value_value(0, token, group, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
 }
 
-// What a thread computes of the keys, or values, of its text's own tokens, and where in the pool they go: places are
-// known before the grid ahead has finished. No branch stands between the loads.
+// A thread's part of the new keys, or values, of its text, and where in the pool they go. Places can be found before
+// the grid ahead has finished. There is no branch between the loads.
 template <int SIZE>
 struct OwnRows {
     static constexpr int TURNS = turns_of(FRESH * SIZE);

@@ -1,5 +1,29 @@
-// Which blocks of positions are open, and how the parts that blocks of threads have of a result are put together.
+// How blocks of threads begin, which blocks of positions are open, and how the parts of a result are put together.
 constexpr int TILE_PIECES = BLOCK / PIECE;
+
+// What a block of threads does before it looks at the mask. Where it is EARLY, it waits for the grid ahead only when it
+// needs what that computes.
+__device__ __forceinline__ void begin_block(tile_t* queries)
+{
+    if (EARLY) {
+        hurry_next_grid();
+    }
+    if (CLUSTER > 1) {
+        announce_to_cluster();
+    }
+    if (!EARLY) {
+        wait_for_previous_grid();
+    }
+    clear_queries(queries);
+}
+
+// What one without positions does before it ends: none of a cluster may end before all have begun.
+__device__ __forceinline__ void leave_to_others()
+{
+    if (CLUSTER > 1) {
+        wait_for_cluster();
+    }
+}
 
 // The blocks of positions that are open, each times two, plus one where the mask changes nothing.
 __device__ __forceinline__ unsigned short* open_blocks()
@@ -8,20 +32,20 @@ __device__ __forceinline__ unsigned short* open_blocks()
     return list;
 }
 
-// Pieces at the end of the last open block at which the mask closes all rows; told where any is open.
+// How many pieces at the end of the last open block the mask closes for all rows; set where any block is open.
 __device__ __forceinline__ int& last_closed()
 {
     __shared__ int pieces;
     return pieces;
 }
 
-// What is known of each block of positions beside its state, and kept of the open ones: here nothing.
+// What `list_open` looks up of each block of positions beside its state, and keeps of the open ones: here nothing.
 struct Nothing {
     __device__ __forceinline__ int find(int tile) const { return 0; }
     __device__ __forceinline__ void keep(int place, int found) const {}
 };
 
-// Lists the open blocks; gives how many there are. A thread looks at neighbouring ones.
+// Lists the open blocks and returns how many there are. Each thread looks at neighbouring blocks.
 template <typename Beside = Nothing>
 __device__ __forceinline__ int list_open(
     const unsigned char* states, int batch, int group, const Params& p, const Beside& beside = Beside())
@@ -68,8 +92,8 @@ __device__ __forceinline__ int list_open(
 // Puts together what the warps of all blocks have left, and stores it.
 template <typename Share>
 __device__ __forceinline__ void finish_shares(
-    Parts& parts, unsigned char* ring, const Share& share, int batch, int group, SINK_PARAMETER float* partial, OUT_T* out,
-    EPILOGUE_PARAMETERS const Params& p)
+    Parts& parts, unsigned char* ring, const Share& share, int batch, int group, SINK_PARAMETER float* partial,
+    OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     int rank = int(blockIdx.x) % CLUSTER;
     __syncthreads();

@@ -4,12 +4,12 @@
 // 2023).
 //
 // A cluster of blocks of threads, or several where a text is long, computes all rows of the SHARED query heads that
-// read one head of keys. What is open is shared out evenly in neighbouring pieces of 16 positions, which single warps
-// take in turns and wait for nobody: each has DEPTH pieces on their way. What the mask closes is not read. The queries
-// are computed here. So are FRESH keys and values of each text, which this kernel also writes to their pages: wherever
-// a block has such a page, what was read there is replaced. How a text is divided depends on its own length alone, and
-// so do the bits of its results. A row that is closed everywhere gives zeros. What pages hold, numbers or codes, is a
-// matter of attention_pieces.cuh or of attention_coded_pieces.cuh.
+// read one head of keys. Blocks get equal numbers of neighbouring pieces of 16 positions of what is open. Single warps
+// take these in turns and do not wait for each other: each copies DEPTH pieces ahead. What the mask closes is not read.
+// The queries are computed here. So are FRESH keys and values of each text, which this kernel also writes to their
+// pages; a block that has copied such a page replaces them in its copy. How a text is divided depends on its own length
+// alone, and so do the bits of its results. A row that is closed everywhere gives zeros. What pages hold, numbers or
+// codes, is a matter of attention_pieces.cuh or of attention_coded_pieces.cuh.
 // Grid: clusters in x, batch * heads of keys in z.
 static_assert(PAGE % BLOCK == 0 && BLOCK % PIECE == 0, "a block of positions lies in one page");
 
@@ -65,7 +65,7 @@ private:
 };
 
 #if FRESH
-// Lists what this block reads of what is new.
+// Lists the new tokens that are among the positions of this block.
 __device__ __forceinline__ void list_fresh(
     Fresh* list, int* count, const Share& share, OPERAND_PARAMETERS const Params& p)
 {
@@ -83,10 +83,10 @@ __device__ __forceinline__ void list_fresh(
     }
 }
 
-// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+// Replaces new rows in a piece, which may have been copied before these were in memory.
 __device__ __forceinline__ void patch(
-    unsigned char* slot, const Fresh* list, int count, const NewRows& rows, int page, int position, int batch, int group,
-    OPERAND_PARAMETERS const Params& p)
+    unsigned char* stage, const Fresh* list, int count, const NewRows& rows, int page, int position, int batch,
+    int group, OPERAND_PARAMETERS const Params& p)
 {
     bool changed = false;
     for (int number = 0; number < count; ++number) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void patch(
             continue;
         }
         int row = fresh.token - batch * FRESH; // another text's where they share the page that is written to
-        put_new(slot, at, rows, 0 <= row && row < FRESH ? row : -1, [&](int column) {
+        put_new(stage, at, rows, 0 <= row && row < FRESH ? row : -1, [&](int column) {
             return fresh_value(fresh.token, group, column, OPERAND_ARGUMENTS p);
         });
         changed = true;
@@ -109,10 +109,11 @@ __device__ __forceinline__ void patch(
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
-    OPERAND_PARAMETERS KEPT stored_t* k, KEPT stored_t* v, SCALE_PARAMETERS const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
-    PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    OPERAND_PARAMETERS KEPT stored_t* k, KEPT stored_t* v, SCALE_PARAMETERS const mask_t* mask,
+    SINK_PARAMETER const unsigned char* states, float* partial, PAGE_PARAMETERS OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
+    extern __shared__ __align__(128) unsigned char ring[]; // stages of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
 #if FRESH
@@ -124,22 +125,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     }
 #endif
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS, warp = int(threadIdx.x) / 32;
-    if (EARLY) {
-        hurry_next_grid();
-    }
-    if (CLUSTER > 1) {
-        announce_to_cluster();
-    }
-    if (!EARLY) {
-        wait_for_previous_grid();
-    }
-    clear_queries(queries);
+    begin_block(queries);
     auto page_of_tile = [&](int tile) { return int(page_of(0, 0, batch, tile * BLOCK / PAGE, PAGE_ARGUMENTS p)); };
     Share share(list_open(states, batch, group, p, Pages<decltype(page_of_tile)>{page_of_tile}));
     if (share.nobodys) {
-        if (CLUSTER > 1) {
-            wait_for_cluster();
-        }
+        leave_to_others();
         return;
     }
     if (EARLY && !FRESH) { // else nobody has written to the pages but this kernel
@@ -147,11 +137,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     }
     enter_group(k, v, mask, batch, group, p);
     Pools pools(k, v, SCALE_ARGUMENTS group);
-    auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
+    auto stage = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * STAGE_BYTES; };
     auto copy = [&](int turn) {
         if (share.has(turn)) {
             int position = share.position(turn);
-            pools.copy(slot(turn), share.page(turn), position % PAGE, LENGTH - position);
+            pools.copy(stage(turn), share.page(turn), position % PAGE, LENGTH - position);
         }
         commit_copies();
     };
@@ -188,15 +178,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch(slot(turn), fresh, fresh_count, new_rows, share.page(turn), share.position(turn), batch, group,
+        patch(stage(turn), fresh, fresh_count, new_rows, share.page(turn), share.position(turn), batch, group,
               OPERAND_ARGUMENTS p);
 #endif
-        multiply_piece_keys(score, query, slot(turn));
+        multiply_piece_keys(score, query, stage(turn));
         soften(rows, score, added, share.position(turn));
         if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
-        add_piece_values(rows, score, slot(turn));
+        add_piece_values(rows, score, stage(turn));
         __syncwarp();
         copy(turn + DEPTH);
     }

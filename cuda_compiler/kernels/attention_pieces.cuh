@@ -10,21 +10,24 @@ struct Pools {
     __device__ __forceinline__ Pools(KEPT stored_t* k, KEPT stored_t* v, int group) : k(k), v(v) {}
 
     // Starts copying a piece, which begins at a place of a page.
-    __device__ __forceinline__ void copy(unsigned char* slot, long long page, long long within, int count) const
+    __device__ __forceinline__ void copy(unsigned char* stage, long long page, long long within, int count) const
     {
-        copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(slot, k + page * K_PAGE + within * K_ROW, count);
-        copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(slot + K_BYTES, v + page * V_PAGE + within * V_ROW, count);
+        copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(stage, k + page * K_PAGE + within * K_ROW, count);
+        copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(stage + K_BYTES, v + page * V_PAGE + within * V_ROW, count);
     }
 };
 
-__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries) { load_queries(query, queries); }
-__device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries& query, const unsigned char* slot)
+__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries)
 {
-    multiply_keys(score, query, slot);
+    load_queries(query, queries);
 }
-__device__ __forceinline__ void add_piece_values(Rows& rows, const Scores& weight, const unsigned char* slot)
+__device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries& query, const unsigned char* stage)
 {
-    add_values(rows, weight, slot + K_BYTES);
+    multiply_keys(score, query, stage);
+}
+__device__ __forceinline__ void add_piece_values(Rows& rows, const Scores& weight, const unsigned char* stage)
+{
+    add_values(rows, weight, stage + K_BYTES);
 }
 __device__ __forceinline__ int piece_column(int e, int u) { return lane_column(e, u); }
 
@@ -34,7 +37,7 @@ struct NewRows {
     tile_t number[FRESH][NEW];
 };
 
-// Leaves what a thread has of them for the block, and writes it to the pages where it is the block's to do so.
+// Puts a thread's part of them where the whole block can read it, and, in the block that `writes`, into the pages.
 template <typename Own>
 __device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const Pools& pools, bool writes)
 {
@@ -57,9 +60,9 @@ __device__ __forceinline__ void write_new(const NewRows&, const Pools&) {} // `l
 // Puts a new token at a place of a piece, with all lanes of a warp: one of the block's own rows, or what `value_of`
 // gives where that is negative.
 template <typename Value>
-__device__ __forceinline__ void put_new(unsigned char* slot, int at, const NewRows& rows, int row, Value value_of)
+__device__ __forceinline__ void put_new(unsigned char* stage, int at, const NewRows& rows, int row, Value value_of)
 {
-    unsigned char *keys = slot + at * K_PITCH, *values = slot + K_BYTES + at * V_PITCH;
+    unsigned char *keys = stage + at * K_PITCH, *values = stage + K_BYTES + at * V_PITCH;
     for (int column = int(threadIdx.x) % 32; column < NEW; column += 32) {
         tile_t value = row >= 0 ? rows.number[row][column] : tile_t(value_of(column));
         unsigned char* target = column < HEAD_SIZE ? keys + column * 2 : values + (column - HEAD_SIZE) * 2;

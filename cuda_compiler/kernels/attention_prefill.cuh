@@ -9,8 +9,8 @@
 // they have. A row that is closed everywhere gives zeros. Grid: tiles of rows (the last, which a causal mask leaves the
 // most to, first), each for all heads of keys, in x; splits in y.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
-    const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
-    PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states,
+    float* partial, PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     Tile tile;

@@ -22,19 +22,19 @@ struct Ring {
     __device__ explicit Ring(uint shared) : base(shared) {}
     __device__ uint keys(int stage) const { return base + K_AT + stage * K_BYTES; }
     __device__ uint values(int stage) const { return base + V_AT + stage * V_BYTES; }
-    __device__ uint queries_there() const { return base + BARRIERS_AT; }
-    __device__ uint keys_there(int stage) const { return base + BARRIERS_AT + 8 + stage * 32; }
-    __device__ uint values_there(int stage) const { return keys_there(stage) + 8; }
-    __device__ uint keys_free(int stage) const { return keys_there(stage) + 16; }
-    __device__ uint values_free(int stage) const { return keys_there(stage) + 24; }
+    __device__ uint queries_full() const { return base + BARRIERS_AT; }
+    __device__ uint keys_full(int stage) const { return base + BARRIERS_AT + 8 + stage * 32; }
+    __device__ uint values_full(int stage) const { return keys_full(stage) + 8; }
+    __device__ uint keys_empty(int stage) const { return keys_full(stage) + 16; }
+    __device__ uint values_empty(int stage) const { return keys_full(stage) + 24; }
     __device__ void make() const
     {
-        make_barrier(queries_there(), 128);
+        make_barrier(queries_full(), 128);
         for (int stage = 0; stage < STAGES; ++stage) {
-            make_barrier(keys_there(stage), 128);
-            make_barrier(values_there(stage), 128);
-            make_barrier(keys_free(stage), 4 * WARPGROUPS_M);
-            make_barrier(values_free(stage), 4 * WARPGROUPS_M);
+            make_barrier(keys_full(stage), 128);
+            make_barrier(values_full(stage), 128);
+            make_barrier(keys_empty(stage), 4 * WARPGROUPS_M);
+            make_barrier(values_empty(stage), 4 * WARPGROUPS_M);
         }
     }
 };
@@ -53,9 +53,7 @@ __device__ __forceinline__ void copy_lines(uint target, const tile_t* source, in
     for (int line = first; line < LINES; line += STEP) {
         bool valid = line < count;
         const tile_t* from = source + (valid ? row_start(line) + chunk * 8 : 0);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target + (line - first) * 128), "l"(from),
-                     "r"(valid ? 16 : 0)
-                     : "memory");
+        copy_chunk_to(target + (line - first) * 128, from, valid);
     }
     static_assert(STEP % 8 == 0, "all lines of a thread are permuted alike");
 }
@@ -69,20 +67,20 @@ __device__ __forceinline__ void copy_operands(
         int r = tile.row + i;
         return (long long)(r % SHARED) * p.q_head + (long long)(r / SHARED) * p.q_row;
     });
-    arrive_with_copies(ring.queries_there());
+    arrive_with_copies(ring.queries_full());
     int stage = 0, parity = 1; // the first time around, everything is free
     for (int turn = 0; turn < tile.count; ++turn) {
         int position = (list[tile.split + turn * tile.splits] >> 1) * BLOCK;
         Place at = place_of(batch, position, p.k_row, p.v_row, PAGE_ARGUMENTS p);
         const tile_t *keys = k + at.key, *values = v + at.value;
-        wait_for_phase(ring.keys_free(stage), parity);
+        wait_for_phase(ring.keys_empty(stage), parity);
         copy_lines<BLOCK, HEAD_SIZE>(
             ring.keys(stage), keys, LENGTH - position, [&](int i) { return (long long)i * p.k_row; });
-        arrive_with_copies(ring.keys_there(stage));
-        wait_for_phase(ring.values_free(stage), parity);
+        arrive_with_copies(ring.keys_full(stage));
+        wait_for_phase(ring.values_empty(stage), parity);
         copy_lines<BLOCK, VALUE_SIZE>(
             ring.values(stage), values, LENGTH - position, [&](int i) { return (long long)i * p.v_row; });
-        arrive_with_copies(ring.values_there(stage));
+        arrive_with_copies(ring.values_full(stage));
         if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;

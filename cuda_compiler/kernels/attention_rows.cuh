@@ -1,28 +1,10 @@
 // What a warpgroup does with 64 rows of queries: scores, weights and results stay in registers. Lane l of a warp has
 // rows l / 4 and l / 4 + 8 of its warp's 16, and of eight columns 2 * (l % 4) and the next.
-constexpr float FACTOR = SCALE * 1.44269504088896341f; // weights are powers of two
+constexpr float FACTOR = binary_exponent(SCALE);
 
 struct Rows {
     float result[VALUE_SIZE / 8][4] = {}, top[2] = {CLOSED, CLOSED}, sum[2] = {0.0f, 0.0f};
 };
-
-__device__ __forceinline__ float power_of_two(float value)
-{
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
-}
-
-__device__ __forceinline__ uint pack_weights(float low, float high)
-{
-    return uint(tile_t(low).bits) | uint(tile_t(high).bits) << 16;
-}
-
-__device__ __forceinline__ float quad_max(float value)
-{
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
-}
 
 // Starts score = query * keys.
 __device__ __forceinline__ void start_scores(float (&score)[BLOCK / 8][4], uint64 query, uint64 keys)
@@ -30,7 +12,8 @@ __device__ __forceinline__ void start_scores(float (&score)[BLOCK / 8][4], uint6
     #pragma unroll
     for (int d = 0; d < HEAD_SIZE / 16; ++d) {
         uint64 column = d % 4 * 2;
-        multiply_keys(score, query + d / 4 * (TILE_M * 128 >> 4) + column, keys + d / 4 * (BLOCK * 128 >> 4) + column, d != 0);
+        multiply_keys(
+            score, query + d / 4 * (TILE_M * 128 >> 4) + column, keys + d / 4 * (BLOCK * 128 >> 4) + column, d != 0);
     }
 }
 
@@ -43,8 +26,8 @@ __device__ __forceinline__ void start_results(Rows& rows, const uint (&weight)[B
     }
 }
 
-// Where a thread's two rows meet a block that is partly open: its part of the mask's lines, and a bit for each closed
-// position.
+// The mask of a thread's two rows in a block that is partly open: where its part of the lines begins, and a bit for
+// each closed position.
 struct Mask {
     const mask_t* line[2];
     uint closed[2];
@@ -61,7 +44,8 @@ __device__ __forceinline__ void find_closed(Mask& found, const mask_t* mask, int
     #pragma unroll
     for (int half_row = 0; half_row < 2; ++half_row) {
         int r = min(row + lane / 4 + half_row * 8, p.rows * SHARED - 1), own = r / SHARED;
-        const mask_t* line = mask + (long long)(r % SHARED) * p.mask_head + (long long)own * p.mask_row + first * MASK_STEP;
+        const mask_t* line =
+            mask + (long long)(r % SHARED) * p.mask_head + (long long)own * p.mask_row + first * MASK_STEP;
         uint closed = 0;
         #pragma unroll
         for (int i = 0; i < BLOCK / 4; ++i) {
@@ -96,8 +80,8 @@ __device__ __forceinline__ void mask_scores(float (&score)[BLOCK / 8][4], const 
     }
 }
 
-// Scores become weights beside the largest score so far; what was summed up is worth `shrink` times as much from now
-// on. Largest scores and sums are found in several chains, since few warps are there to hide the latency of one.
+// Scores become weights relative to the largest score so far; earlier sums have to be multiplied by `shrink`. Maxima
+// and sums are computed in several chains, because there are too few warps to hide the latency of one.
 __device__ __forceinline__ void soften(Rows& rows, float (&score)[BLOCK / 8][4], float (&shrink)[2])
 {
     float top[4], sum[4] = {}, base[2];
@@ -112,7 +96,8 @@ __device__ __forceinline__ void soften(Rows& rows, float (&score)[BLOCK / 8][4],
     #pragma unroll
     for (int half_row = 0; half_row < 2; ++half_row) {
         float largest = quad_max(fmaxf(fmaxf(top[half_row * 2], top[half_row * 2 + 1]), rows.top[half_row]));
-        shrink[half_row] = power_of_two((rows.top[half_row] - largest) * FACTOR); // one while all is closed, and all is zero
+        // One while all positions are closed, and all sums zero.
+        shrink[half_row] = power_of_two((rows.top[half_row] - largest) * FACTOR);
         base[half_row] = largest * FACTOR;
         rows.top[half_row] = largest;
     }
@@ -147,7 +132,7 @@ __device__ __forceinline__ void pack_scores(uint (&weight)[BLOCK / 16][4], const
     for (int n = 0; n < BLOCK / 16; ++n) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            weight[n][i] = pack_weights(score[2 * n + i / 2][i % 2 * 2], score[2 * n + i / 2][i % 2 * 2 + 1]);
+            weight[n][i] = pack_pair(score[2 * n + i / 2][i % 2 * 2], score[2 * n + i / 2][i % 2 * 2 + 1]);
         }
     }
 }
@@ -168,11 +153,13 @@ struct Turn {
 };
 static_assert(WARPGROUPS_L <= STAGES, "a turn goes around the ring at most once");
 
-// What a warpgroup has between its turns: scores of a block of positions on their way to weights, and the weights of
-// the block before until they have met their values.
+// What a warpgroup holds from turn to turn: the scores of a block of positions, and the weights of the block before
+// until they have been multiplied by its values.
 struct Multiplier {
-    static constexpr int FIRST = 3; // barrier where the first of two warpgroups waits to start products, then the second's
-    static constexpr bool ALTERNATING = WARPGROUPS_M == 2; // so that the one's weights are computed beside the other's products
+    // Of two warpgroups one computes weights while the other multiplies. They wait for their turns at barriers FIRST
+    // and the next.
+    static constexpr int FIRST = 3;
+    static constexpr bool ALTERNATING = WARPGROUPS_M == 2;
     const Ring& ring;
     const Tile& tile;
     const unsigned short* list;
@@ -186,7 +173,8 @@ struct Multiplier {
     uint weight[BLOCK / 16][4];
 
     __device__ Multiplier(
-        const Ring& ring, const Tile& tile, const unsigned short* list, int warpgroup, const mask_t* mask, const Params& p)
+        const Ring& ring, const Tile& tile, const unsigned short* list, int warpgroup, const mask_t* mask,
+        const Params& p)
         : ring(ring), tile(tile), list(list), mask(mask), p(p), warpgroup(warpgroup), turn(warpgroup / WARPGROUPS_M)
     {
         int own = warpgroup % WARPGROUPS_M * 64;
@@ -200,7 +188,7 @@ struct Multiplier {
 
     __device__ void multiply_by_keys()
     {
-        wait_for_phase(ring.keys_there(turn.stage), turn.parity);
+        wait_for_phase(ring.keys_full(turn.stage), turn.parity);
         publish_to_products();
         begin_products();
         start_scores(score, query, keys + turn.stage * (K_BYTES >> 4));
@@ -210,7 +198,7 @@ struct Multiplier {
 
     __device__ void multiply_by_values(Rows& rows, const Turn& of)
     {
-        wait_for_phase(ring.values_there(of.stage), of.parity);
+        wait_for_phase(ring.values_full(of.stage), of.parity);
         publish_to_products();
         begin_products();
         start_results(rows, weight, values + of.stage * (V_BYTES >> 4));
@@ -226,7 +214,7 @@ struct Multiplier {
             find_closed(found, mask, row, (listed >> 1) * BLOCK, p);
         }
         wait_for_products<PENDING>();
-        arrive_by_warp(ring.keys_free(turn.stage));
+        arrive_by_warp(ring.keys_empty(turn.stage));
         if (!is_open) {
             mask_scores(score, found);
         }
@@ -261,7 +249,7 @@ __device__ __forceinline__ void multiply_tiles(
     const Params& p)
 {
     Multiplier work(ring, tile, list, warpgroup, mask, p);
-    wait_for_phase(ring.queries_there(), 0);
+    wait_for_phase(ring.queries_full(), 0);
     if (!work.has_turn()) {
         return;
     }
@@ -277,7 +265,7 @@ __device__ __forceinline__ void multiply_tiles(
         work.let_other_go();
         work.weigh<1>(rows);
         wait_for_products<0>();
-        arrive_by_warp(ring.values_free(before.stage));
+        arrive_by_warp(ring.values_empty(before.stage));
         if (__any_sync(0xffffffffu, work.shrink[0] != 1.0f || work.shrink[1] != 1.0f)) {
             scale_results(rows, work.shrink);
         }

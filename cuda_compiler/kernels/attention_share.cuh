@@ -1,4 +1,5 @@
 // How the positions of a head of keys are shared out among the blocks of threads of one cluster or several.
+
 // A block's share of the pieces of what is open: its warps take them in turns. As few clusters work as have enough to
 // do.
 struct Share {
@@ -40,7 +41,7 @@ __device__ __forceinline__ void find_places(
     }
 }
 
-// Records indices that are none, where nobody waits for it.
+// Records indices beyond their tensors, at the end, where nothing waits for it.
 __device__ __forceinline__ void report_places(int batch, int head, OPERAND_PARAMETERS const Params& p)
 {
     for (int row = 0; row < FRESH; ++row) {

@@ -4,7 +4,7 @@
 __device__ uint arrivals[RESULT_TILES];
 #endif
 
-// The tile's number, and where a split has its part of it: results, then for each row the largest score and the sum.
+// The tile's number, and where the parts of a split lie: results, and for each row the largest score and the sum.
 __device__ __forceinline__ int tile_number() { return int(blockIdx.z * gridDim.x + blockIdx.x); }
 __device__ __forceinline__ float2* part_results(float* partial, int split)
 {
@@ -84,8 +84,8 @@ __device__ __forceinline__ void add_parts(
 #endif
 
 __device__ __forceinline__ void finish_rows(
-    const Rows& rows, float* shared, int row, int batch, int group, int splits, SINK_PARAMETER float* partial, OUT_T* out,
-    EPILOGUE_PARAMETERS const Params& p)
+    const Rows& rows, float* shared, int row, int batch, int group, int splits, SINK_PARAMETER float* partial,
+    OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, part = warp % WARPS_L;
 #if WARPS_L == 1
@@ -100,7 +100,7 @@ __device__ __forceinline__ void finish_rows(
         }
     }
 #else
-    static_assert(WARPS_L * TILE_M * V_WIDTH * 4 <= SLOTS * SLOT_BYTES, "parts are staged where the operands were");
+    static_assert(WARPS_L * TILE_M * V_WIDTH * 4 <= STAGES * STAGE_BYTES, "parts are staged where the operands were");
     __shared__ float tops[WARPS_L][TILE_M], sums[WARPS_L][TILE_M];
     __syncthreads();
     #pragma unroll
@@ -133,7 +133,8 @@ __device__ __forceinline__ void finish_rows(
             right += weight * source[1];
         }
         emit_pair(
-            place, column, left, right, top, sum, row, batch, group, splits, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
+            place, column, left, right, top, sum, row, batch, group, splits, SINK_ARGUMENT partial, out,
+            EPILOGUE_ARGUMENTS p);
     }
 #endif
 #if SPLITS > 1

@@ -2,12 +2,12 @@
 constexpr int WARPS = WARPS_M * WARPS_L, THREADS = WARPS * 32, TILE_M = WARPS_M * 16, STEP = BLOCK / WARPS_L;
 constexpr int TILES = (LENGTH + BLOCK - 1) / BLOCK;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
-constexpr int SLOTS = 3; // blocks of keys or of values that are on their way or in use
+constexpr int STAGES = 3; // blocks of keys or of values that are on their way or in use
 static_assert(TILES < 1 << 15, "tiles are listed in 15 bits");
 static_assert(STEP % 16 == 0, "a warp multiplies by 16 positions at a time");
 
 constexpr int Q_BYTES = tile_bytes(TILE_M, QK_WIDTH);
-constexpr int SLOT_BYTES = tile_bytes(BLOCK, QK_WIDTH > V_WIDTH ? QK_WIDTH : V_WIDTH);
+constexpr int STAGE_BYTES = tile_bytes(BLOCK, QK_WIDTH > V_WIDTH ? QK_WIDTH : V_WIDTH);
 
 // Starts copying `count` rows of SIZE elements, and zeros behind them, into a tile of ROWS by WIDTH.
 template <int ROWS, int SIZE, int WIDTH, int CHUNK, typename Row>
@@ -113,12 +113,6 @@ __device__ __forceinline__ void multiply_values(
     }
 }
 
-__device__ __forceinline__ float quad_max(float value)
-{
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
-}
-
 // Scores become weights, in powers of two, beside the largest score so far.
 __device__ __forceinline__ void soften(Rows& rows, float (&score)[STEP / 8][4])
 {
@@ -155,7 +149,6 @@ __device__ __forceinline__ void soften(Rows& rows, float (&score)[STEP / 8][4])
 __device__ __forceinline__ void mask_scores(
     float (&score)[STEP / 8][4], const mask_t* mask, int row, int position, bool is_open, const Params& p)
 {
-    constexpr float LOG2_E = 1.44269504088896341f;
     uint lane = threadIdx.x % 32;
     #pragma unroll
     for (int n = 0; n < STEP / 8; ++n) {
@@ -187,7 +180,7 @@ __device__ __forceinline__ void mask_scores(
         for (int n = 0; n < STEP / 8; ++n) {
             int j = position + n * 8 + int(lane % 4) * 2 + u % 2;
             bool closed = j >= LENGTH || (CAUSAL && j > own) || added[n][u] <= MASK_CLOSED;
-            score[n][u] = closed ? CLOSED : score[n][u] + added[n][u] * LOG2_E;
+            score[n][u] = closed ? CLOSED : score[n][u] + binary_exponent(added[n][u]);
         }
     }
 }
@@ -209,7 +202,8 @@ __device__ __forceinline__ int state_of(
         int part = own / STATE_ROWS;
         end = min(end, r - own + (part + 1) * STATE_ROWS);
         int head = group * SHARED + r / p.rows;
-        state = states[((masked_as(batch) * p.state_batch + head * p.state_head) * p.state_parts + part) * TILES + tile];
+        state =
+            states[((masked_as(batch) * p.state_batch + head * p.state_head) * p.state_parts + part) * TILES + tile];
 #endif
         if (CAUSAL) {
             int first_own = own, last_own = own + end - r - 1;

@@ -1,13 +1,14 @@
-// What one warp does with a piece of 16 positions for all rows: scores are keys by queries, 16 x 8 for each set of
-// eight rows, and results are values transposed by weights transposed, so that few rows leave no part of a tensor core
-// idle.
+// How a warp multiplies a piece of 16 positions for all rows. Positions are the 16 rows of the tensor cores' operand,
+// and a set of eight rows of queries its columns, so that few queries leave no part of a tensor core idle: scores are
+// keys by queries, results are values transposed by weights transposed.
 constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
-constexpr int K_PITCH = QK_WIDTH * ELEMENT_BYTES + 16, V_PITCH = V_WIDTH * ELEMENT_BYTES + 16; // bytes, so that banks differ
-constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * (V_PITCH + SCALE_BYTES);
+constexpr int K_PITCH = QK_WIDTH * ELEMENT_BYTES + 16;
+constexpr int V_PITCH = V_WIDTH * ELEMENT_BYTES + 16; // bytes, so that banks differ
+constexpr int K_BYTES = PIECE * K_PITCH, STAGE_BYTES = K_BYTES + PIECE * (V_PITCH + SCALE_BYTES);
 constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
-static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");
+static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * STAGE_BYTES, "a warp's results lie where its pieces were");
 
 // Of each set a lane has the rows 2 * (l % 4) and the next: scores at the positions l / 4 and l / 4 + 8, the two rows
 // side by side; results at the columns l / 4 and l / 4 + 8 of each 16. The sums are over the lane's own positions.
@@ -38,7 +39,7 @@ __device__ __forceinline__ void clear_queries(tile_t* queries)
     }
 }
 
-// The element, of COUNT, that a thread computes in a turn; the last one again where there are no more.
+// The element of COUNT that a thread computes in a turn; the last element where there are no more.
 template <int COUNT>
 __device__ __forceinline__ int element_of_turn(int turn)
 {
@@ -46,15 +47,17 @@ __device__ __forceinline__ int element_of_turn(int turn)
 }
 constexpr int turns_of(int count) { return (count + THREADS - 1) / THREADS; }
 
-// What a thread computes of the queries, and leaves in shared memory. No branch stands between the loads, so that all
-// of them are on their way before the first is waited for.
+// A thread's part of the queries. There is no branch between the loads, so that all of them are issued before the first
+// is waited for.
 typedef float OwnQueries[turns_of(ROWS * HEAD_SIZE)];
 
-__device__ __forceinline__ void compute_queries(OwnQueries& own, int batch, int group, OPERAND_PARAMETERS const Params& p)
+__device__ __forceinline__ void compute_queries(
+    OwnQueries& own, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
     #pragma unroll
     for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE); ++turn) {
-        int index = element_of_turn<ROWS * HEAD_SIZE>(turn), row = index / HEAD_SIZE, head = group * SHARED + row / OWN_ROWS;
+        int index = element_of_turn<ROWS * HEAD_SIZE>(turn), row = index / HEAD_SIZE;
+        int head = group * SHARED + row / OWN_ROWS;
         own[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
     }
 }
@@ -116,8 +119,9 @@ __device__ __forceinline__ void copy_rows(unsigned char* tile, const tile_t* sou
     }
 }
 
-// What the mask adds to the scores of a piece; nothing, where the mask leaves it alone.
-__device__ __forceinline__ void load_mask(Scores& added, const mask_t* mask, int position, bool is_masked, const Params& p)
+// What the mask adds to the scores of a piece; zero where the mask changes nothing.
+__device__ __forceinline__ void load_mask(
+    Scores& added, const mask_t* mask, int position, bool is_masked, const Params& p)
 {
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -173,13 +177,12 @@ __device__ __forceinline__ float place_max(float value)
 // Scores become weights, in powers of two, beside the largest score so far.
 __device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& added, int position)
 {
-    constexpr float LOG2_E = 1.44269504088896341f;
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
         for (int u = 0; u < 4; ++u) {
             bool closed = position + lane_place(u) >= LENGTH || added[set][u] <= MASK_CLOSED;
-            score[set][u] = closed ? CLOSED : scaled_score(score[set][u]) + added[set][u] * LOG2_E;
+            score[set][u] = closed ? CLOSED : scaled_score(score[set][u]) + binary_exponent(added[set][u]);
         }
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
@@ -233,16 +236,17 @@ __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, con
 
 __device__ __forceinline__ float* warp_results(unsigned char* ring, int warp)
 {
-    return reinterpret_cast<float*>(ring + warp * DEPTH * SLOT_BYTES);
+    return reinterpret_cast<float*>(ring + warp * DEPTH * STAGE_BYTES);
 }
 
 // The column of a lane's results, by their numbers.
 __device__ __forceinline__ int lane_column(int e, int u) { return e * 16 + lane_place(u); }
 
-// Leaves what a warp has where its pieces were, results times `unit`; `parts` has the largest scores and the sums of
-// weights.
+// Stores a warp's results, times `unit`, where its pieces were, and the largest scores and the sums of weights in
+// `parts`.
 template <typename Parts, typename Column>
-__device__ __forceinline__ void leave_rows(const Rows& rows, unsigned char* ring, Parts& parts, float unit, Column column)
+__device__ __forceinline__ void leave_rows(
+    const Rows& rows, unsigned char* ring, Parts& parts, float unit, Column column)
 {
     int warp = int(threadIdx.x) / 32;
     float* target = warp_results(ring, warp);

@@ -2,8 +2,8 @@
 // thread's results of four blocks of columns, a group, are eight neighbours in each of two rows.
 constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = 8 / TAKEN;
 
-// Whether a result is one of the matrix, whose columns are whole groups. Nothing is asked where tiles fill it: without
-// conditions the compiler has one group's arithmetic fill the waits of another's.
+// Whether a result is one of the matrix, whose columns are whole groups. Where tiles fill the matrix there is no
+// condition: the compiler can then interleave the arithmetic of several groups.
 __device__ __forceinline__ bool is_inside(int row, int group_col, const Params& p)
 {
     return (WHOLE_ROWS || row < p.m) && (WHOLE_COLUMNS || group_col < p.n);
@@ -38,11 +38,12 @@ __device__ __forceinline__ void take_group(float (&taken)[4][4], const Sums& sum
 #if SPLITS == 1
 #define KERNEL_ATTRIBUTES
 
-// What the epilogue reads for the results of a thread, which are ITEMS groups: those of a group of columns follow each
-// other. It is asked for before the tile is multiplied, as far as there are registers: all that is the same for all
-// columns, what is the same for all rows a group of columns ahead, the rest as many groups ahead as fit.
+// What the epilogue reads for the results of a thread, which are ITEMS groups, one group of columns after another. As
+// far as there are registers, it is loaded before the tile is multiplied: all that is the same for all columns; what is
+// the same for all rows, one group of columns ahead; the rest, as many groups ahead as fit.
 struct Operands {
-    static constexpr int ITEMS = STEPS_M * GROUPS, OTHER_REGISTERS = 28, REGISTERS_OF_ELEMENTS = 28; // of their addresses
+    static constexpr int ITEMS = STEPS_M * GROUPS, OTHER_REGISTERS = 28;
+    static constexpr int REGISTERS_OF_ELEMENTS = 28; // of their addresses
     static constexpr int FREE_REGISTERS = PRODUCT_REGISTERS - OTHER_REGISTERS - STEPS_M * GROUP_COLUMNS / 2;
     static constexpr int SIDES = STEPS_M * 2 * int(sizeof(FetchedByRow)) + 2 * PACKS * int(sizeof(FetchedByColumn));
     static constexpr int FREE_BYTES = (FREE_REGISTERS - REGISTERS_OF_ELEMENTS) * 4 - SIDES;
@@ -143,6 +144,13 @@ struct Operands {
 #else
 #define KERNEL_ATTRIBUTES __cluster_dims__(1, SPLITS, 1)
 
+__device__ __forceinline__ void store_shared(uint address, const float (&value)[4])
+{
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]), "f"(value[1]), "f"(value[2]),
+                 "f"(value[3])
+                 : "memory");
+}
+
 // Adds the parts that the blocks of a cluster have, always in the same order: each adds and stores some of the groups,
 // of all warps. All threads of the cluster come to two barriers here.
 __device__ __forceinline__ void finish(
@@ -157,7 +165,7 @@ __device__ __forceinline__ void finish(
         const float (&own)[4] = sums.at[i / 4 / GROUPS][i / 4 % GROUPS * 4 + i % 4];
         store_shared(ring.base + ((warp * OWN * 4 + i) * 32 + lane) * 16, own);
     }
-    wait_for_cluster();
+    synchronize_cluster();
     #pragma unroll TOGETHER
     for (int group = split + SPLITS * warp; group < ALL; group += SPLITS * 8) {
         int owner = group / OWN, inside = group % OWN;
@@ -176,7 +184,7 @@ __device__ __forceinline__ void finish(
         for (int block = 0; block < SPLITS; ++block) {
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float4 part = load_from_block(ring.base + ((group * 4 + i) * 32 + lane) * 16, block);
+                float4 part = load_from_cluster(ring.base + ((group * 4 + i) * 32 + lane) * 16, block);
                 sum[i][0] += part.x, sum[i][1] += part.y, sum[i][2] += part.z, sum[i][3] += part.w;
             }
         }

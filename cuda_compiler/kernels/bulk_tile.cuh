@@ -2,15 +2,17 @@
 // at a time, STAGES of them on their way into shared memory. Two warpgroups multiply; with TURNS each has tiles of its
 // own, else they share the rows of one, or the columns where there are no more rows than one multiplies.
 constexpr bool SHARED_COLUMNS = TILE_M == 64 && !TURNS;
-constexpr int GROUP_ROWS = TURNS || SHARED_COLUMNS ? TILE_M : TILE_M / 2, GROUP_COLUMNS = SHARED_COLUMNS ? TILE_N / 2 : TILE_N;
+constexpr int GROUP_ROWS = TURNS || SHARED_COLUMNS ? TILE_M : TILE_M / 2;
+constexpr int GROUP_COLUMNS = SHARED_COLUMNS ? TILE_N / 2 : TILE_N;
 constexpr int THREADS = 384, STEPS_M = GROUP_ROWS / 64, GROUPS = GROUP_COLUMNS / 32;
 constexpr int A_BYTES = TILE_M * 128, B_BYTES = TILE_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
-constexpr int A_COPIED = COPIED_ROWS * 128; // of a matrix of fewer rows than a tile; sums of other rows are stored nowhere
+// A matrix of fewer rows than a tile is copied alone; the sums of other rows are stored nowhere.
+constexpr int A_COPIED = COPIED_ROWS * 128;
 static_assert(GROUP_COLUMNS % 32 == 0 && GROUP_ROWS % 64 == 0, "whole groups of lines");
 static_assert(SPLITS == 1 || !TURNS, "blocks of a cluster add one tile");
 
-// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then
-// begin; or to another block of this one.
+// Where a thread has few results, the kernel takes fewer registers, so that its blocks can begin beside those of the
+// kernel ahead, or beside another of its own.
 constexpr bool LEAN = RESIDENT == 1 && STEPS_M * GROUP_COLUMNS <= 160;
 constexpr int MOST_THREADS = LEAN ? 512 : RESIDENT * THREADS, COPY_REGISTERS = LEAN ? 56 : 24;
 constexpr int PRODUCT_REGISTERS = RESIDENT == 2 ? 104 : LEAN ? 160 : 240;
@@ -20,38 +22,10 @@ static_assert(RESIDENT == 1 || STEPS_M * GROUP_COLUMNS <= 96, "what half of the 
 __device__ __forceinline__ int group_row(int group) { return TURNS || SHARED_COLUMNS ? 0 : group * GROUP_ROWS; }
 __device__ __forceinline__ int group_col(int group) { return SHARED_COLUMNS ? group * GROUP_COLUMNS : 0; }
 
-// Barriers of the operands in shared memory: when they are there, and when they are no longer needed.
-struct Ring {
-    uint base;
+// The operands in shared memory.
+struct Ring : StageBarriers<STAGES * STAGE_BYTES> {
     __device__ __forceinline__ uint a(int stage) const { return base + stage * STAGE_BYTES; }
     __device__ __forceinline__ uint b(int stage) const { return a(stage) + A_BYTES; }
-    __device__ __forceinline__ uint full(int stage) const { return base + STAGES * STAGE_BYTES + stage * 16; }
-    __device__ __forceinline__ uint empty(int stage) const { return full(stage) + 8; }
-    __device__ void make() const
-    {
-        for (int stage = 0; stage < STAGES; ++stage) {
-            make_barrier(full(stage), 1);
-            make_barrier(empty(stage), TURNS ? 4 : 8); // warps
-        }
-    }
-};
-
-// A stage of the ring, and the parity of its barriers' phase.
-struct Turn {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void next()
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-    __device__ __forceinline__ void skip(int count)
-    {
-        int turns = stage + count;
-        stage = turns % STAGES;
-        parity ^= turns / STAGES & 1;
-    }
 };
 
 // A block's share of the work: a tile, and the steps along k. Tiles are in panels of PANEL rows of them, inside of
@@ -86,8 +60,8 @@ struct Sums {
     float at[STEPS_M][GROUP_COLUMNS / 8][4];
 };
 
-// Lets the other warpgroup begin with its tile. Until then it must not look at the ring: its barriers tell phases only
-// from those right before and after them.
+// Lets the other warpgroup begin with its tile. Until then that must not wait at barriers of the ring, which only tell
+// a phase from the one before and the one after.
 __device__ __forceinline__ void pass_turn(int group) { arrive_at(2 - group, 256); }
 __device__ __forceinline__ void wait_for_turn(int group) { synchronize(1 + group, 256); }
 

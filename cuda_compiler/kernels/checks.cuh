@@ -7,7 +7,8 @@ struct Fault {
 static_assert(sizeof(Fault) == 16, "layout of Fault");
 
 // An index inside of a dimension of `extent`: itself, or `otherwise` where it is not one.
-__device__ __forceinline__ int64 checked_index(int64 index, int64 extent, int64 otherwise, int element, int check, Fault* fault)
+__device__ __forceinline__ int64 checked_index(
+    int64 index, int64 extent, int64 otherwise, int element, int check, Fault* fault)
 {
     if (uint64(index) < uint64(extent)) {
         return index;
@@ -22,7 +23,8 @@ __device__ __forceinline__ int64 checked_index(int64 index, int64 extent, int64 
     return otherwise;
 }
 
-// The same, but nothing is recorded: for an index that is needed early, and checked again where nobody waits.
+// The same, but nothing is recorded: for an index that is needed early and is checked again later, where nothing waits
+// for it.
 __device__ __forceinline__ int64 quiet_index(int64 index, int64 extent, int64 otherwise, int, int, Fault*)
 {
     return uint64(index) < uint64(extent) ? index : otherwise;

@@ -1,6 +1,5 @@
-// Codes of a byte by twos, each two in the place of a 16-bit number: what is copied, and which registers of a warp hold
-// what, is the same. Sums are integers: on tensor cores from compute capability 7.5 on, of left codes of a type by
-// int8.
+// Pairs of codes of a byte in the place of a 16-bit number: they are copied, and lie in registers, in the same way.
+// Sums are integers: on tensor cores from compute capability 7.5 on, of left codes of a type by int8.
 template <typename Left>
 struct PairOfCodes {
     signed char first, second;

@@ -1,18 +1,19 @@
 // Products of 17 to 64 rows by a matrix in packed codes that is read once: result[v, o] = sum of vector[v, k] *
-// number(o, k). Codes and vectors come to shared memory as they lie, STAGES parts of k at a time, codes of the first
-// ones before the grid ahead of this one has finished. A warp makes numbers of 32 rows of the matrix in registers, the
+// number(o, k). Codes and vectors are copied to shared memory as they are, in STAGES stages along k; the first codes
+// before the grid ahead of this one has finished. A warp makes numbers of 32 rows of the matrix in registers, the
 // operand of 16 rows of tensor cores, and multiplies them by all vectors; k is permuted alike for both operands: four
-// lanes have a span's codes of a row side by side, 16 each. The warps of a tile's rows are one set of several, which
-// take spans in turns, and CLUSTER blocks share the parts of k. Grid: clusters with tiles in turns in x.
+// lanes have a span's codes of a row side by side, 16 each. SETS sets of warps take spans in turns, each set for all
+// rows of the tile, and CLUSTER blocks share k. Grid: clusters with tiles in turns in x.
 constexpr int WARPS_N = TILE_N / 32, THREADS = 32 * WARPS_N * SETS;
 constexpr int STAGE_K = SPAN * SETS, STEPS = (COMMON + STAGE_K - 1) / STAGE_K, STAGE_BYTES = SETS * SPAN_BYTES;
 constexpr int WORDS = BITS / 2; // of a lane's part of a row
 constexpr int SIDES = 4, ITEMS_EACH = (ITEMS + THREADS - 1) / THREADS; // a lane's rows, and a thread's results
 static_assert(SPAN == 64, "four lanes have 16 places each");
-constexpr int PARTS_AT = STAGES * STAGE_BYTES, GATHERED_AT = PARTS_AT + PARTS_BYTES, SCALES_AT = GATHERED_AT + GATHERED_BYTES;
+constexpr int PARTS_AT = STAGES * STAGE_BYTES, GATHERED_AT = PARTS_AT + PARTS_BYTES;
+constexpr int SCALES_AT = GATHERED_AT + GATHERED_BYTES;
 
-// What belongs to a lane's codes of a span in SIDES rows, each eight behind the one before, as it lies in memory, so
-// that nothing waits for it before it is used.
+// Scales, zero points and biases of a lane's codes of a span, in SIDES rows, eight rows apart. They are kept as loaded,
+// so that nothing waits for a load before its value is used.
 struct Belongings {
     scale_t scale[SIDES];
     zero_t zero[SIDES];
@@ -36,8 +37,7 @@ struct Belongings {
     {
         uint subtracted = zero_pair(float(ZERO));
         if (ZEROS) {
-            int bits = int(zero[side]);
-            subtracted = zero_pair(float(ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits));
+            subtracted = zero_pair(float(zero_of(zero[side], group)));
         }
         octet_in_order(number, word, octet, subtracted, codebook);
         #pragma unroll
@@ -82,7 +82,8 @@ __device__ __forceinline__ void copy_codes(unsigned char* stage, const uint8* co
 }
 
 // The same for the vectors: lines of 128 bytes, whose chunks are permuted so that lanes read from different banks.
-__device__ __forceinline__ void copy_vectors(unsigned char* stage, const vector_t* vector, const Step& at, const Params& p)
+__device__ __forceinline__ void copy_vectors(
+    unsigned char* stage, const vector_t* vector, const Step& at, const Params& p)
 {
     constexpr int LINE = 8 * SETS, ALL = COLUMNS * LINE;
     #pragma unroll

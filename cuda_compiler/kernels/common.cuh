@@ -6,7 +6,6 @@ typedef short int16;
 typedef long long int64;
 typedef unsigned long long uint64;
 typedef unsigned int uint;
-typedef unsigned long long uint64;
 
 // float16 and bfloat16 are storage only: arithmetic happens in float.
 struct half {
@@ -37,6 +36,15 @@ struct bfloat {
     __device__ operator float() const { return __uint_as_float(uint(bits) << 16); }
 };
 
+// The lower or the upper number of 16 bits in a word.
+template <typename T>
+__device__ __forceinline__ float number_in_pair(uint pair, int which)
+{
+    T number;
+    number.bits = (unsigned short)(which ? pair >> 16 : pair);
+    return float(number);
+}
+
 // COUNT neighbouring elements, moved by accesses of up to 16 bytes.
 template <typename T, int COUNT>
 struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
@@ -45,7 +53,7 @@ struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
     __device__ const T& operator[](int index) const { return at[index]; }
 };
 
-// Of bytes by fours, in words: registers that were copied byte by byte would be taken apart and put together again.
+// Packs of bytes hold words: copied byte by byte, the compiler would take registers apart and put them together again.
 template <typename T, int COUNT>
 struct alignas(COUNT) ByteWords {
     uint words[COUNT / 4];
@@ -74,7 +82,7 @@ __device__ __forceinline__ void store_pack(T* target, const Pack<T, COUNT>& pack
     *reinterpret_cast<Pack<T, COUNT>*>(target) = pack;
 }
 
-// Has the line of memory on its way to the level-2 cache.
+// Starts loading a line of memory into the level-2 cache.
 __device__ __forceinline__ void ask_for(const void* source) { asm volatile("prefetch.global.L2 [%0];" ::"l"(source)); }
 
 // Kernels may be launched while the grid before them still runs. Each calls this before it touches memory: it returns
@@ -112,13 +120,21 @@ __device__ __forceinline__ bool is_last_of(int blocks, uint& arrivals)
     return is_last;
 }
 
-// A quotient by a number from one on, two units in the last place off at most: an exact one is a dozen instructions and
-// a branch. Beyond 2^126 the reciprocal is zero; NaN stays.
+// A quotient by a number of at least one, with an error of at most two units in the last place: an exact one takes a
+// dozen instructions and a branch. Beyond 2^126 the reciprocal is zero; NaN stays.
 __device__ __forceinline__ float quotient(float dividend, float divisor)
 {
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
     return dividend * reciprocal;
+}
+
+// 2 to the power of a number, to about 22 bits.
+__device__ __forceinline__ float power_of_two(float exponent)
+{
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+    return power;
 }
 
 // The greater and the lesser of two; NaN stays.
@@ -141,8 +157,8 @@ __device__ __forceinline__ float lesser(float a, float b)
 }
 #endif
 
-// Numbers of at most 2^22 are rounded by an addition, as floats from 2^23 on have no fractions: conversions to integers
-// and roundings take a multiprocessor eight times as long. The bits of the sum then hold the integer.
+// Numbers of at most 2^22 are rounded by an addition, since floats from 2^23 on have no fraction: instructions that
+// convert or round have an eighth of its throughput. The lower bits of the sum are the integer.
 constexpr float WHOLE_FLOATS = 12582912.0f; // 1.5 * 2^23
 __device__ __forceinline__ float nearest(float number) { return (number + WHOLE_FLOATS) - WHOLE_FLOATS; }
 

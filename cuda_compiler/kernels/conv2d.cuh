@@ -9,7 +9,7 @@ constexpr int TILES_K = (COMMON<G> + TILE_K - 1) / TILE_K;
 constexpr int TILES_N = (COLUMNS + TILE_N - 1) / TILE_N;
 
 #ifdef OUTSIDE
-// What lies around an image of codes: that which stands for zero.
+// A chunk of the codes around an image: of the code that stands for zero.
 constexpr uint OUTSIDE_WORD = (OUTSIDE & 255) * 0x01010101u;
 __device__ const uint4 outside_chunk = {OUTSIDE_WORD, OUTSIDE_WORD, OUTSIDE_WORD, OUTSIDE_WORD};
 #endif
@@ -18,7 +18,8 @@ __device__ const uint4 outside_chunk = {OUTSIDE_WORD, OUTSIDE_WORD, OUTSIDE_WORD
 template <typename G>
 struct ImageCopier {
     static constexpr int CHUNKS = TILE_K / CHUNK, STEP = COPY_THREADS / CHUNKS, ROUNDS = TILE_M / STEP;
-    static_assert(COPY_THREADS % CHUNKS == 0 && TILE_M % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
+    static_assert(
+        COPY_THREADS % CHUNKS == 0 && TILE_M % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
     const tile_t* image;
     int top[ROUNDS], left[ROUNDS], pixel[ROUNDS]; // of each row's first tap
     int tap_y, tap_x, channel;
@@ -48,7 +49,8 @@ struct ImageCopier {
 
     __device__ __forceinline__ void copy(unsigned char* tile, const Params& p)
     {
-        int dy = tap_y * G::DILATION_Y, dx = tap_x * G::DILATION_X, further = (dy * G::WIDTH + dx) * G::PIXEL_STRIDE + channel;
+        int dy = tap_y * G::DILATION_Y, dx = tap_x * G::DILATION_X;
+        int further = (dy * G::WIDTH + dx) * G::PIXEL_STRIDE + channel;
         #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
             bool inside = uint(top[round] + dy) < uint(G::HEIGHT) && uint(left[round] + dx) < uint(G::WIDTH);
@@ -115,7 +117,10 @@ struct PixelCopier<G, true> : OperandCopier<TILE_M, true> {
         : OperandCopier<TILE_M, true>(source, row, p.rows, G::PIXEL_STRIDE, 1, first_tile, G::CHANNELS)
     {
     }
-    __device__ __forceinline__ void copy(unsigned char* tile, const Params& p) { OperandCopier<TILE_M, true>::copy(tile); }
+    __device__ __forceinline__ void copy(unsigned char* tile, const Params& p)
+    {
+        OperandCopier<TILE_M, true>::copy(tile);
+    }
 };
 
 // The tiles of one convolution, and after those the tiles of the one that is added to it.
@@ -203,7 +208,8 @@ struct Copier {
 #endif
 
 extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(THREADS, BLOCKS) conv2d(
-    const tile_t* image, const tile_t* weight, ADDED_PARAMETERS float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const tile_t* image, const tile_t* weight, ADDED_PARAMETERS float* partial, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     int split = int(blockIdx.y), first = TILES * split / SPLITS, last = TILES * (split + 1) / SPLITS;

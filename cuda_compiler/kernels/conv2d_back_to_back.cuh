@@ -1,44 +1,26 @@
 // Two convolutions of one tap, one behind the other: what the first makes of a pixel is rounded as it would be stored,
 // and stays in registers, where it is the operand of the second one. Both weights stay in shared memory; a warpgroup
-// copies pixels ahead through a ring of STAGES slots: 64 pixels of 64 channels each, of the image and, where STAGED, of
-// what the first epilogue reads. Blocks stay, and their TEAMS of one warpgroup take tiles of 64 pixels in turns: MADE
-// results of each, 64 at a time, then COLUMNS results of those. With ADDED_COMMON, a third convolution is added to the
-// first. Grid: blocks in x.
-static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && GROUPS == 1, "64 pixels a warpgroup, 64 channels a slot");
-static_assert(MADE % 64 == 0 && COMMON % 64 == 0 && ADDED_COMMON % 64 == 0, "whole slots");
+// copies pixels ahead through a ring of STAGES stages: 64 pixels of 64 channels each, of the image and, where STAGED,
+// of what the first epilogue reads. Blocks stay, and their TEAMS of one warpgroup take tiles of 64 pixels in turns:
+// MADE results of each, 64 at a time, then COLUMNS results of those. With ADDED_COMMON, a third convolution is added to
+// the first. Grid: blocks in x.
+static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && GROUPS == 1, "64 pixels a team, 64 channels a stage");
+static_assert(MADE % 64 == 0 && COMMON % 64 == 0 && ADDED_COMMON % 64 == 0, "whole stages");
 static_assert(sizeof(OUT_T) == 2 && STORE_SIZE == 8 && PAIRS == 1, "eight lanes share two rows");
 constexpr int OWN_SLICES = COMMON / 64, SLICES = OWN_SLICES + ADDED_COMMON / 64, PARTS = MADE / 64;
-constexpr int SLOTS = SLICES + (STAGED ? PARTS : 0); // of a tile
+constexpr int TILE_STAGES = SLICES + (STAGED ? PARTS : 0); // of a tile
 constexpr int PANEL_BYTES = COLUMNS * 128;           // of the second weight: 64 channels
 constexpr int NEXT_WEIGHT_AT = PARTS * SLICES * B_BYTES, RING_AT = NEXT_WEIGHT_AT + PARTS * PANEL_BYTES;
 constexpr int STAGING_AT = RING_AT + STAGES * A_BYTES; // of results where nothing that is read leaves them a place
 constexpr int BARRIERS_AT = STAGING_AT + (MADE_STORED && !STAGED ? TEAMS * A_BYTES : 0);
 static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES, "layout of shared memory");
-static_assert(2 * SLOTS <= STAGES, "who waits tells phases from those beside them");
+static_assert(2 * TILE_STAGES <= STAGES, "who waits tells phases from those beside them");
 
-// Barriers of the slots: when pixels are there, and when they are no longer needed.
-struct Ring {
-    uint base;
-    int stage = 0, parity = 0;
-
-    __device__ explicit Ring(unsigned char* shared) : base(shared_address(shared)) {}
-    __device__ uint there(int of) const { return base + BARRIERS_AT + of * 16; }
-    __device__ uint free(int of) const { return there(of) + 8; }
-    __device__ void make() const
-    {
-        for (int i = 0; i < STAGES; ++i) {
-            make_barrier(there(i), COPY_THREADS);
-            make_barrier(free(i), WARPS);
-        }
-    }
-    __device__ void skip(int slots)
-    {
-        stage += slots;
-        parity ^= stage / STAGES & 1;
-        stage %= STAGES;
-    }
-    __device__ void wait() const { wait_for_phase(there(stage), parity); }
-    __device__ void leave() const { arrive_by_warp(free(stage)); }
+// Pixels in shared memory, and where a thread is among them.
+struct Ring : StageBarriers<BARRIERS_AT>, Turn {
+    __device__ explicit Ring(unsigned char* shared) : StageBarriers<BARRIERS_AT>{shared_address(shared)} {}
+    __device__ void wait() const { wait_for_phase(full(stage), parity); }
+    __device__ void leave() const { arrive_by_warp(empty(stage)); }
 };
 
 __device__ Part part_of(int place_in_order, const Params& p)
@@ -65,8 +47,8 @@ __device__ __forceinline__ void copy_weight(unsigned char* target, const tile_t*
     OperandCopier<64, true, true>(weight, part * 64, MADE, CHANNELS, 1, slice, CHANNELS).copy(target);
 }
 
-// Has the teams bring all weights to shared memory. Results are dealt out; those of the first convolution are so as
-// channels, too.
+// Has the teams bring all weights to shared memory. Rows of both weights are dealt out as results are (`column_at`); so
+// are the channels of the second, which are results of the first.
 __device__ __forceinline__ void load_weights(
     unsigned char* shared, const tile_t* weight, ADDED_WEIGHT_PARAMETER const tile_t* next_weight)
 {
@@ -101,34 +83,35 @@ __device__ __forceinline__ void load_weights(
     synchronize(1 + TEAMS, COPIERS);
 }
 
-// Where a chunk of 16 bytes lies in a slot of what is STAGED: lanes that have four chunks of a row each, and lanes that
-// have all of a row, begin in different banks.
+// Where a chunk of 16 bytes lies in a stage of what is STAGED: lanes that have four chunks of a row each, and lanes
+// that have all of a row, begin in different banks.
 __device__ __forceinline__ uint staged_place(uint row, uint chunk) { return row * 128 + (chunk ^ (row & 1) * 4) * 16; }
 
-// Copies 64 pixels of 64 channels, which `source(row, col)` tells the place of, to their `place(row, chunk)` in a slot.
+// Copies 64 pixels of 64 channels, which `source(row, col)` tells the place of, to their `place(row, chunk)` in a
+// stage.
 template <typename Source, typename Place>
-__device__ __forceinline__ void copy_slot(
-    Ring& ring, unsigned char* slots, int row, int col, int rows, Source&& source, Place&& place)
+__device__ __forceinline__ void fill_stage(
+    Ring& ring, unsigned char* stages, int row, int col, int rows, Source&& source, Place&& place)
 {
     uint line = copy_thread() / 8, chunk = copy_thread() % 8;
-    wait_for_phase(ring.free(ring.stage), ring.parity ^ 1); // the first time around, everything is free
+    wait_for_phase(ring.empty(ring.stage), ring.parity ^ 1); // the first time around, everything is free
     #pragma unroll
     for (int round = 0; round < 4; ++round, line += 16) {
         int at = row + int(line);
-        unsigned char* target = slots + ring.stage * A_BYTES + place(line, chunk);
+        unsigned char* target = stages + ring.stage * A_BYTES + place(line, chunk);
         copy_chunk(target, source(at, col + int(chunk) * 8), at < rows);
     }
-    arrive_with_copies(ring.there(ring.stage));
+    arrive_with_copies(ring.full(ring.stage));
     ring.skip(1);
 }
 
 template <int CHANNELS>
-__device__ __forceinline__ void copy_slices(Ring& ring, unsigned char* slots, const tile_t* image, int row, int rows)
+__device__ __forceinline__ void copy_slices(Ring& ring, unsigned char* stages, const tile_t* image, int row, int rows)
 {
     #pragma unroll
     for (int channel = 0; channel < CHANNELS; channel += 64) {
         auto source = [&](int r, int c) { return image + (long long)r * CHANNELS + c; };
-        copy_slot(ring, slots, row, channel, rows, source, place_in_panel);
+        fill_stage(ring, stages, row, channel, rows, source, place_in_panel);
     }
 }
 
@@ -137,37 +120,37 @@ __device__ __forceinline__ void copy_pixels(
     unsigned char* shared, const tile_t* image, ADDED_IMAGE_PARAMETER MADE_PARAMETERS const Params& p)
 {
     Ring ring(shared);
-    unsigned char* slots = shared + RING_AT;
+    unsigned char* stages = shared + RING_AT;
     for (int tile = int(blockIdx.x); tile < RESULT_TILES; tile += int(gridDim.x)) {
         int row = part_of(tile, p).row;
-        copy_slices<COMMON>(ring, slots, image, row, p.rows);
+        copy_slices<COMMON>(ring, stages, image, row, p.rows);
 #if ADDED_COMMON
-        copy_slices<ADDED_COMMON>(ring, slots, added_image, row, p.rows);
+        copy_slices<ADDED_COMMON>(ring, stages, added_image, row, p.rows);
 #endif
 #if STAGED
         #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             auto source = [&](int r, int c) { return MadeEpilogue().element_source(0, r, c, MADE_ARGUMENTS p); };
-            copy_slot(ring, slots, row, part * 64, p.rows, source, staged_place);
+            fill_stage(ring, stages, row, part * 64, p.rows, source, staged_place);
         }
 #endif
     }
     wait_for_copies<0>();
 }
 
-// The epilogue of the first convolution. It finds in a slot what it reads, leaves its packs there and keeps them as the
-// second product's operand: of 16 channels at a time a thread has what it would have as results.
+// The epilogue of the first convolution. It finds in a stage what it reads, leaves its packs there and keeps them as
+// the second product's operand: of 16 channels at a time a thread has what it would have as results.
 struct KeptResults : MadeEpilogue {
     static constexpr bool OWN_ROWS = true;
     typedef Pack<OUT_T, 8> Packed;
-    unsigned char* slot;
+    unsigned char* stage;
     uint operand[4][4];
     Packed latest;
 
-    __device__ __forceinline__ explicit KeptResults(unsigned char* slot) : slot(slot) {}
+    __device__ __forceinline__ explicit KeptResults(unsigned char* stage) : stage(stage) {}
     __device__ __forceinline__ unsigned char* place(int row, int col) const
     {
-        return slot + staged_place(row % 64, col % 64 / 8);
+        return stage + staged_place(row % 64, col % 64 / 8);
     }
 #if STAGED
     template <typename... Given>
@@ -194,7 +177,7 @@ struct KeptResults : MadeEpilogue {
         }
     }
 
-    // Stores what a warp has left in the slot, whole lines at a time.
+    // Stores what a warp has left in the stage, whole lines at a time.
     template <typename... Given>
     __device__ __forceinline__ void store_rows(int first, int col, int rows, const Given&... given)
     {
@@ -212,14 +195,10 @@ struct KeptResults : MadeEpilogue {
     }
 };
 
-struct LastResults : LastEpilogue {
-    static constexpr bool OWN_ROWS = false;
-    __device__ __forceinline__ void stored(int, int) {}
-};
-
 typedef float NextSums[1][COLUMNS / 8][4];
 
-// Waits for a tile's pixels. Teams do so in turns: barriers tell phases only from those right before and after them.
+// Waits for a tile's pixels. Teams do so in turns, since barriers only tell a phase from the one before and the one
+// after.
 __device__ __forceinline__ void wait_for_pixels(Ring ring, int team, bool is_first, bool is_last)
 {
     if (TEAMS > 1 && !is_first) {
@@ -280,7 +259,7 @@ __device__ __forceinline__ void multiply_tiles(
     unsigned char* shared, int team, OUT_T* made, MADE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     Ring ring(shared);
-    ring.skip(team * SLOTS);
+    ring.skip(team * TILE_STAGES);
     for (int tile = int(blockIdx.x) + team * int(gridDim.x); tile < RESULT_TILES; tile += TEAMS * int(gridDim.x)) {
         Part place = part_of(tile, p);
         wait_for_pixels(ring, team, tile == int(blockIdx.x), tile + int(gridDim.x) >= RESULT_TILES);
@@ -295,9 +274,9 @@ __device__ __forceinline__ void multiply_tiles(
                 ring.wait();
             }
             place.col = part * 64;
-            unsigned char* slot = shared + (STAGED ? RING_AT + ring.stage * A_BYTES : STAGING_AT + team * A_BYTES);
+            unsigned char* stage = shared + (STAGED ? RING_AT + ring.stage * A_BYTES : STAGING_AT + team * A_BYTES);
             TileResults<KeptResults, 64, COLUMNS / 2 + 16> results(
-                KeptResults(slot), place, 0, p.rows, MADE, MADE_ARGUMENTS p);
+                KeptResults(stage), place, 0, p.rows, MADE, MADE_ARGUMENTS p);
             wait_for_products<0>();
             if (part == PARTS - 1) {
                 leave_pixels(pixels);
@@ -312,9 +291,9 @@ __device__ __forceinline__ void multiply_tiles(
                 ring.skip(1);
             }
         }
-        ring.skip((TEAMS - 1) * SLOTS);
+        ring.skip((TEAMS - 1) * TILE_STAGES);
         place.col = 0;
-        TileResults<LastResults, COLUMNS> results(LastResults(), place, 0, p.rows, COLUMNS, EPILOGUE_ARGUMENTS p);
+        TileResults<StoredResults, COLUMNS> results(StoredResults(), place, 0, p.rows, COLUMNS, EPILOGUE_ARGUMENTS p);
         wait_for_products<0>();
         results.store_all(next_sum, out, EPILOGUE_ARGUMENTS p);
     }
@@ -326,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_back_to_bac
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     if (threadIdx.x == 0) {
-        Ring(shared).make();
+        Ring(shared).make(COPY_THREADS, WARPS);
     }
     __syncthreads();
     int role = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);

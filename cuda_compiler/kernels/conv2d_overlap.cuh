@@ -41,7 +41,8 @@ __device__ __forceinline__ void copy_pixels(const tile_t* image, Tile tile, unsi
         int y = tile.y - PAD_Y + slot / LINE, x = tile.x - PAD_X + slot % LINE;
         bool inside = uint(y) < uint(HEIGHT) && uint(x) < uint(WIDTH);
         if (SLOTS * CHUNKS % GROUP_THREADS == 0 || slot < SLOTS) {
-            copy_chunk(window + place_of_chunk(slot, chunk), source + (y * WIDTH + x) * CHANNELS + chunk * CHUNK, inside);
+            copy_chunk(
+                window + place_of_chunk(slot, chunk), source + (y * WIDTH + x) * CHANNELS + chunk * CHUNK, inside);
         }
     }
     commit_copies();
@@ -67,7 +68,7 @@ __device__ __forceinline__ void start_products(float (&sum)[TILE_Y][4], uint wei
     commit_products();
 }
 
-// Waits for what this thread copies, and makes it visible to wgmma once a barrier has been passed.
+// Waits for this thread's copies; behind a barrier, `wgmma` of all threads can read them.
 __device__ __forceinline__ void publish_copies()
 {
     wait_for_copies<0>();

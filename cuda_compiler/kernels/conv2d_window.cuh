@@ -1,5 +1,6 @@
 // Convolution whose windows are multiplied where their pixels lie, see `window_pixels.cuh`. Blocks stay and take tiles
 // of TILE_X x TILE_Y results in turn. Grid: blocks in x, 64 output channels in y. Block: 128.
+
 // The sums of a tile: 64 outputs for each half of its lines. Products go on in the background until they are waited
 // for.
 struct Sums {

@@ -1,8 +1,8 @@
-// Such a convolution and the greatest of its results in windows of two or three that move on by two: they are compared
-// in the registers where products leave them, and none goes to memory. A tile is TILE_Y lines of two columns of eight
-// results, which give POOLED_Y lines of POOLED_X maxima. A thread has two neighbours of a line and all lines, of two
-// channels; a window's third result lies with the lane behind it, or in the other column. Blocks stay and take tiles in
-// turn. Grid: blocks in x, 64 output channels in y. Block: 128.
+// Such a convolution, then the greatest of its results in windows of two or three, two apart: results are compared in
+// registers, and only maxima go to memory. A tile is TILE_Y lines of two columns of eight results, which give POOLED_Y
+// lines of POOLED_X maxima. A thread has two neighbours of a line and all lines, of two channels; a window's third
+// result lies with the lane behind it, or in the other column. Blocks stay and take tiles in turn. Grid: blocks in x,
+// 64 output channels in y. Block: 128.
 constexpr int POOLED_TILES_X = (POOLED_WIDTH + POOLED_X - 1) / POOLED_X;
 constexpr int POOLED_TILES_Y = (POOLED_HEIGHT + POOLED_Y - 1) / POOLED_Y;
 constexpr int SLOTS_X = 8; // of staged maxima in a line
@@ -53,7 +53,8 @@ struct Sums {
         for (int column = 1; column >= 0; --column) {
             #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
-                multiply_64_rows(at[column], weights.at[step], window_descriptor(window + column * 128, step), step > 0);
+                multiply_64_rows(
+                    at[column], weights.at[step], window_descriptor(window + column * 128, step), step > 0);
             }
             commit_products();
         }
@@ -97,7 +98,8 @@ struct Maxima {
         }
     }
 
-    // Takes the third result of windows of three: the first of the next lane, and behind the last lane of `further`.
+    // Takes in the third result of windows of three: the first result of the next lane, or, for a last lane, that of
+    // `further`.
     __device__ __forceinline__ void reach(const uint (&further)[POOLED_Y])
     {
         int lane = int(threadIdx.x) % 32, next = lane / 4 * 4 + (lane + 1) % 4;

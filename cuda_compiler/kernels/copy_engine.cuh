@@ -1,5 +1,6 @@
 // Copies of whole boxes of a tensor by the copy engine of compute capability 9.0.
-// What the engine knows of a tensor, as the driver encodes it.
+
+// A tensor as the driver describes it to the engine.
 struct alignas(64) TensorMap {
     unsigned char at[128];
 };
@@ -24,7 +25,17 @@ __device__ __forceinline__ void arrive_and_expect(uint barrier, int bytes)
 // Starts copying a box of lines into shared memory: 64 elements of k, and as many lines as the map says.
 __device__ __forceinline__ void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(line)
+                 : "memory");
+}
+
+// Starts copying groups of 32 lines, which the map brings into another order.
+__device__ __forceinline__ void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %5, %5, %5, %4}], [%2];"
+                 ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(group), "r"(0)
                  : "memory");
 }

@@ -47,7 +47,7 @@ struct Found {
     bool is_there;
 };
 
-// Calls `visit` for the logits of the row that are this thread's, in the order of tokens.
+// Calls `visit` for this thread's logits of the row, in the order of tokens.
 template <typename Visit>
 __device__ __forceinline__ void walk(const Row& row, Visit visit)
 {
@@ -82,9 +82,7 @@ __device__ __forceinline__ float distance_of(float value, const Row& row) { retu
 // The weight at a distance, not rounded down yet.
 __device__ __forceinline__ float scaled_weight(float distance)
 {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(distance * PER_BIN));
-    return result * ONE;
+    return power_of_two(distance * PER_BIN) * ONE;
 }
 
 __device__ __forceinline__ uint64 weight_of(float distance) { return uint64(scaled_weight(distance)); }
@@ -127,12 +125,10 @@ __device__ __forceinline__ void add(int bin, uint64 mass, Memory& memory)
     }
 }
 
-// What the threads before this one have; gives what all of them have. Waits for all of them, before and after.
-__device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
+// Adds what the lanes before this one have.
+__device__ __forceinline__ void add_lanes_before(uint64& mass, uint& number)
 {
-    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-    uint64 own_mass = mass;
-    uint own_number = number;
+    int lane = int(threadIdx.x) % 32;
     #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
         uint64 mass_before = __shfl_up_sync(ALL_LANES, mass, distance);
@@ -140,6 +136,16 @@ __device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
         mass += lane >= distance ? mass_before : 0ull;
         number += lane >= distance ? number_before : 0u;
     }
+}
+
+// Replaces a thread's weight and number by the sums of the threads before it; returns the weight of all. It
+// synchronizes the block, before and after.
+__device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
+{
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+    uint64 own_mass = mass;
+    uint own_number = number;
+    add_lanes_before(mass, number);
     __syncthreads();
     if (lane == 31) {
         memory.masses[warp] = mass;
@@ -148,13 +154,7 @@ __device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
     __syncthreads();
     uint64 warp_mass = lane < WARPS ? memory.masses[lane] : 0ull;
     uint warp_number = lane < WARPS ? memory.numbers[lane] : 0u;
-    #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        uint64 mass_before = __shfl_up_sync(ALL_LANES, warp_mass, distance);
-        uint number_before = __shfl_up_sync(ALL_LANES, warp_number, distance);
-        warp_mass += lane >= distance ? mass_before : 0ull;
-        warp_number += lane >= distance ? number_before : 0u;
-    }
+    add_lanes_before(warp_mass, warp_number);
     uint64 before = __shfl_sync(ALL_LANES, warp_mass, warp > 0 ? warp - 1 : 0);
     uint count_before = __shfl_sync(ALL_LANES, warp_number, warp > 0 ? warp - 1 : 0);
     mass += (warp > 0 ? before : 0ull) - own_mass;
@@ -197,7 +197,7 @@ __device__ __forceinline__ void clear_bins(Memory& memory)
     __syncthreads();
 }
 
-// Each bin then has what it and all before it have.
+// Replaces counts and weights of bins by the sums up to each bin.
 __device__ void add_up_bins(Memory& memory)
 {
     __syncthreads();
@@ -261,7 +261,7 @@ __device__ __forceinline__ bool is_behind(int bin, uint64 target, bool by_count,
     return (by_count ? uint64(count_at(bin, memory)) : mass_at(bin, memory)) > target;
 }
 
-// The first bin behind whose end `target` lies not; BINS where there is none.
+// The first bin that ends behind `target`; BINS where there is none.
 __device__ int bin_with(uint64 target, bool by_count, Memory& memory)
 {
     __syncthreads();

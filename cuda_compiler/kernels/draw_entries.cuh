@@ -1,4 +1,5 @@
-// Tokens in the order of their logits: the logit turned around ahead of the token's number. NaN comes first.
+// Tokens in the order of their logits, the highest first: the upper bits of an entry are the logit, inverted, the lower
+// ones the token's number. NaN comes first.
 typedef uint64 Entry;
 
 __device__ __forceinline__ bool is_before(Entry a, Entry b) { return a < b; }

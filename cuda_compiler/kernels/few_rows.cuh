@@ -1,9 +1,9 @@
 // Products of a few rows by a matrix that is read once, on tensor cores: result[v, o] = sum of vector[v, k] * matrix[o,
-// k]. The matrix is the operand of 16 rows, vectors are its columns, in groups of eight. Four lanes read a row side by
-// side, eight numbers each, a span: what a lane loads is its part of two products as it lies, since k is permuted alike
-// for both operands. The warps of CLUSTER blocks share TILES times 16 rows, a tile, each with neighbouring spans, DEPTH
-// of which are on their way, the first ones before the grid ahead of this one has finished. Grid: clusters with tiles
-// in turns in x. Block: 256.
+// k]. The matrix is the operand of 16 rows, vectors are its columns, in groups of eight. Four lanes read 32 neighbours
+// of a row, a span, eight numbers each: as loaded, these are a lane's part of two products, since k is permuted in the
+// same way for both operands. The warps of CLUSTER blocks share a tile of TILES times 16 rows. Each has neighbouring
+// spans and loads DEPTH of them ahead, the first ones before the grid ahead of this one has finished. Grid: clusters
+// with tiles in turns in x. Block: 256.
 constexpr int THREADS = 256, WARPS = THREADS / 32, TILE = 16 * TILES, SIDES = 2 * TILES; // a lane's rows of a tile
 constexpr int CHUNK = 8, WORDS = CHUNK / 2, SPAN = 4 * CHUNK, SPANS = (COMMON + SPAN - 1) / SPAN;
 constexpr int SPANS_EACH = (SPANS + WARPS * CLUSTER - 1) / (WARPS * CLUSTER); // of a warp
@@ -101,7 +101,7 @@ __device__ __forceinline__ void multiply_span(
     }
 }
 
-// Brings vectors, of so many spans, into shared memory; zero behind the last element.
+// Copies STAGED_SPANS spans of the vectors to shared memory; zeros behind the last element.
 __device__ __forceinline__ void stage_vectors(vector_t* staged, const vector_t* vector, int first_span, const Params& p)
 {
 #if !PROLOGUE
@@ -110,7 +110,8 @@ __device__ __forceinline__ void stage_vectors(vector_t* staged, const vector_t* 
     for (int index = int(threadIdx.x); index < VECTORS * ALL; index += THREADS) {
         int v = index / ALL, chunk = index % ALL, k = first_span * SPAN + chunk * CHUNK;
         bool valid = k < COMMON;
-        copy_chunk(staged + v * VECTOR_ROW + chunk * CHUNK, vector + (long long)v * p.vector_row + (valid ? k : 0), valid);
+        copy_chunk(
+            staged + v * VECTOR_ROW + chunk * CHUNK, vector + (long long)v * p.vector_row + (valid ? k : 0), valid);
     }
     commit_copies();
     wait_for_copies<0>();

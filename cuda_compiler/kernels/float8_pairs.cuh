@@ -1,10 +1,11 @@
-// 8-bit floats by twos, each two in the place of a 16-bit number, as code_pairs.cuh has integers: on tensor cores from
-// compute capability 8.9 on, and from 7.5 on as float16.
+// Pairs of 8-bit floats in the place of a 16-bit number, as code_pairs.cuh has pairs of integers: tensor cores multiply
+// them from compute capability 8.9 on, and from 7.5 on as float16.
 
 // Two 8-bit floats as two float16, but for a factor of 256: exactly, as these have more bits of both parts.
 __device__ __forceinline__ uint as_halves(uint pair)
 {
-    uint spread = (pair & 0xffu) | (pair & 0xff00u) << 8, moved = (spread & 0x00800080u) << 8 | (spread & 0x007f007fu) << 7;
+    uint spread = (pair & 0xffu) | (pair & 0xff00u) << 8;
+    uint moved = (spread & 0x00800080u) << 8 | (spread & 0x007f007fu) << 7;
     uint scaled = 0;
 #if __CUDA_ARCH__ >= 530
     asm("mul.f16x2 %0, %1, %2;" : "=r"(scaled) : "r"(moved), "r"(0x5c005c00u)); // 256, the difference of their biases

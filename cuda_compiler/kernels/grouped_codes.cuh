@@ -133,7 +133,8 @@ __device__ __forceinline__ void bytes_as_numbers(uint (&pairs)[4], uint first, u
         #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
             uint& pair = pairs[half_octet * 2 + odd];
-            if (CODE_KIND == CODES_FLOAT) { // sign, exponent and mantissa move to their places; then the exponent's bias
+            // Sign, exponent and mantissa move to their places; a multiplication changes the exponent's bias.
+            if (CODE_KIND == CODES_FLOAT) {
                 constexpr int SHIFT = Numbers::MANTISSA - FLOAT_MANTISSA;
                 constexpr uint BODY = 0x007f007fu << SHIFT;
                 uint moved = odd ? (SHIFT <= 8 ? word >> (8 - SHIFT) : word << (SHIFT - 8)) : word << SHIFT;
@@ -156,8 +157,8 @@ __device__ __forceinline__ void bytes_as_numbers(uint (&pairs)[4], uint first, u
 
 // The numbers of an octet, less the zero.
 template <int WORDS>
-__device__ __forceinline__ void
-octet_as_numbers(uint (&pairs)[4], const uint (&word)[WORDS], int octet, uint zero, const Codebook& codebook)
+__device__ __forceinline__ void octet_as_numbers(
+    uint (&pairs)[4], const uint (&word)[WORDS], int octet, uint zero, const Codebook& codebook)
 {
 #if CODEBOOK
     codebook.numbers_of(pairs, word[octet]);

@@ -19,11 +19,12 @@ constexpr int PART_ROW = 20, TURNS = BLOCKS == 1 ? 2 : 1; // with two, tiles tak
 constexpr int PART = WARPS * BLOCKS * 8 * PART_ROW, PARTS = TURNS * PART;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS;
 constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K);
-constexpr int VECTOR_ROW = SPANS * SPAN + 32, SLOT_ROW = SPAN + 32; // elements; neighbours begin in other banks
+constexpr int VECTOR_ROW = SPANS * SPAN + 32, STAGE_ROW = SPAN + 32; // elements; neighbours begin in other banks
 constexpr int AHEAD = BLOCKS == 1 ? OCTETS : 1; // octets of the vectors in registers
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
-// What is the same for a group: as it lies in memory, so that nothing waits for a load before it is used.
+// Loads the scale or bias of a group and keeps its bits as they are, so that nothing waits for the load before the
+// value is used.
 template <typename T>
 __device__ __forceinline__ void load_element(uint& bits, const T* source, bool valid)
 {
@@ -40,7 +41,7 @@ __device__ __forceinline__ void load_element(uint& bits, const T* source, bool v
     }
 }
 
-// A lane's codes of two rows of a tile, and what belongs to them.
+// A lane's codes of two rows of a tile, with their scales, zero points and biases.
 struct Codes {
     uint word[2][WORDS];
     uint zero[2];
@@ -281,8 +282,8 @@ __device__ __forceinline__ void multiply_span(
 #if !STAGED
 // A warp's spans of the vectors, which take turns in shared memory: the next one is on its way while one is multiplied.
 struct VectorStream {
-    vector_t* slots;
-    int next, slot, team_warp;
+    vector_t* stages;
+    int next, stage, team_warp;
 
     __device__ __forceinline__ void copy(const vector_t* vector, const Params& p)
     {
@@ -292,14 +293,15 @@ struct VectorStream {
         for (int first = 0; first < CHUNKS; first += 32) {
             int index = first + lane, v = index / (SPAN / 8), octet = index % (SPAN / 8), k = span * SPAN + octet * 8;
             if (CHUNKS % 32 == 0 || index < CHUNKS) {
-                vector_t* target = slots + (slot * VECTORS + v) * SLOT_ROW + (octet % OCTETS * 4 + octet / OCTETS) * 8;
+                vector_t* row = stages + (stage * VECTORS + v) * STAGE_ROW;
+                vector_t* target = row + (octet % OCTETS * 4 + octet / OCTETS) * 8;
                 bool valid = k < COMMON;
                 copy_chunk_cached(target, vector + (long long)v * p.vector_row + (valid ? k : 0), valid);
             }
         }
         commit_copies();
         next = next + 1 == ROUNDS * DEPTH ? 0 : next + 1;
-        slot = (slot + 1) % SLOTS;
+        stage = (stage + 1) % STAGES;
     }
 };
 #endif
@@ -374,10 +376,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
 #endif
     }
 #if !STAGED
-    vector_t* slots = reinterpret_cast<vector_t*>(dynamic_shared + PARTS * 4) + warp * SLOTS * VECTORS * SLOT_ROW;
-    VectorStream vectors{slots, 0, 0, warp % WARPS_K};
+    vector_t* stages = reinterpret_cast<vector_t*>(dynamic_shared + PARTS * 4) + warp * STAGES * VECTORS * STAGE_ROW;
+    VectorStream vectors{stages, 0, 0, warp % WARPS_K};
     #pragma unroll
-    for (int ahead = 0; ahead < SLOTS - 1; ++ahead) {
+    for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
         vectors.copy(vector, p);
     }
 #endif
@@ -421,15 +423,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
             for (int pass = 0; pass < DEPTH; ++pass) {
                 int span = (round * DEPTH + pass) * WARPS_K + warp % WARPS_K;
 #if !STAGED
-                __syncwarp(); // all lanes have read the slot that is written next
-                int used = (vectors.slot + 1) % SLOTS;
+                __syncwarp(); // all lanes have read the stage that is written next
+                int used = (vectors.stage + 1) % STAGES;
                 vectors.copy(vector, p);
-                wait_for_copies<SLOTS - 1>();
+                wait_for_copies<STAGES - 1>();
                 __syncwarp();
                 #pragma unroll
                 for (int block = 0; block < BLOCKS; ++block) {
                     int v = (block * 8 + lane / 4) % COLUMNS;
-                    columns.vector[block] = slots + (used * VECTORS + (v < VECTORS ? v : 0)) * SLOT_ROW + quad * 8;
+                    columns.vector[block] = stages + (used * VECTORS + (v < VECTORS ? v : 0)) * STAGE_ROW + quad * 8;
                 }
 #endif
                 if (SPANS % WARPS_K == 0 && PASSES % DEPTH == 0 || span < SPANS) {

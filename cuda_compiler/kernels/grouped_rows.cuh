@@ -1,5 +1,5 @@
-// Rows that lie in groups: which rows of which group a block has. Behind the last group comes one of the rows that
-// belong to none, whose results are zeros.
+// Rows in groups: which rows of which group a block has. Rows behind the last group count as one more group, whose
+// results are zeros.
 struct Rows {
     int group, first, end; // no rows where `first` is not below `end`
 };
@@ -21,7 +21,9 @@ __device__ __forceinline__ Rows rows_of(int tile, int height, const end_t* ends,
         for (int base = 0; base <= p.groups && !is_found; base += 32) {
             int group = base + lane;
             int first = group == 0 || group > p.groups ? 0 : clamped(ends[(long long)(group - 1) * p.end_step], p.m);
-            int end = group > p.groups ? 0 : group == p.groups ? p.m : clamped(ends[(long long)group * p.end_step], p.m);
+            int end = group > p.groups    ? 0
+                      : group == p.groups ? p.m
+                                          : clamped(ends[(long long)group * p.end_step], p.m);
             int tiles = end > first ? (end - first + height - 1) / height : 0, through = tiles;
             #pragma unroll
             for (int distance = 1; distance < 32; distance *= 2) {

@@ -1,9 +1,10 @@
 // Products of one vector by a matrix in codes that is read once, on tensor cores for integers:
 // result[o] = sum of vector[k] * scale(o, k) * (code(o, k) - zero(o, k)).
-// Codes of a byte are multiplied as they lie, those of four bits after two of them have been put apart. The two bytes
-// of a vector's numbers are two columns of a product, those of four units eight, each of which has zeros where the
-// others have numbers. So sums of a unit are exact. WARPS_K warps share a tile of 16 rows; the first steps of their
-// codes are on their way before the grid ahead of this one has finished. Grid: tiles in turns in x.
+// Codes of a byte are multiplied as they lie, those of four bits once pairs of them have been separated. A number of
+// the vector is two bytes, and these are two columns of a product; four units take eight columns, each of which has
+// zeros in the place of the other units. So there is a sum for each unit, and it is exact. WARPS_K warps share a tile
+// of 16 rows; the first steps of their codes are copied before the grid ahead of this one has finished. Grid: tiles in
+// turns in x.
 constexpr int PART_ROW = TILE + 4, PARTS = 2 * BLOCK_WARPS * PART_ROW; // a warp's sums; tiles take turns
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES, TEAM = 32 * WARPS_K;
 constexpr int DIGITS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, UNITS_AT = DIGITS_AT + 2 * DIGIT_ROW;
@@ -77,7 +78,7 @@ __device__ __forceinline__ void wait_for_team(int team)
     if (WARPS_K == 1) {
         __syncwarp();
     } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM) : "memory");
+        synchronize(team + 1, TEAM);
     }
 }
 

@@ -12,17 +12,6 @@ constexpr bool SPLIT = BITS == 4 && UNIT == 64; // the upper halves of bytes are
 static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
 static_assert(STEP_BYTES % 128 == 0 && STAGE_BYTES % 16 == 0, "rows of shared memory that lanes read side by side");
 
-// Copies 4, 8 or 16 bytes, or fewer and zeros behind them.
-template <int BYTES>
-__device__ __forceinline__ void copy_part(void* target, const void* source, int bytes)
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(target)), "l"(source), "n"(BYTES),
-                 "r"(bytes)
-                 : "memory");
-#endif
-}
-
 struct Parts {
     const uint8* matrix;
     const scale_t* scales;
@@ -32,7 +21,7 @@ struct Parts {
 // Rows of a stage have their chunks in another order each, so that eight of them are read from different banks.
 __device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & 7) * 16; }
 
-// A warp's codes on their way, and what belongs to them.
+// A warp's codes on their way to shared memory, with their scales and zero points.
 struct Ring {
     Parts from;
     int first, last;       // bundles of this warp

@@ -1,7 +1,7 @@
 // Of each block of a mask, STATE_ROWS rows by BLOCK positions, whether it is closed everywhere (0), changes nothing
 // (2), or neither: 1 plus four times the sets of 16 positions at its end that are closed. CHUNK neighbours are read at
-// a time. Where a block is few chunks, lanes of a warp have several beside each other. Grid: blocks of positions,
-// SIDE_BY_SIDE at a time, blocks of rows, distinct heads. Block: 128.
+// a time. Where a block has few chunks, the lanes of a warp take several blocks side by side. Grid: blocks of
+// positions, SIDE_BY_SIDE at a time, blocks of rows, distinct heads. Block: 128.
 constexpr int CHUNKS = STATE_ROWS * BLOCK / CHUNK, SPAN = 128 / SIDE_BY_SIDE; // threads for a block of the mask
 constexpr int LANES = SPAN < 32 ? SPAN : 32;
 static_assert(SIDE_BY_SIDE == 1 || SPAN <= 32, "a block of the mask is a whole block of threads' or one warp's");
@@ -18,7 +18,8 @@ extern "C" __global__ void __launch_bounds__(128) mask_states(
     int last = -1; // position in the block that is open
     #pragma unroll
     for (int chunk = int(threadIdx.x) % SPAN; chunk < CHUNKS; chunk += SPAN) {
-        int index = chunk * CHUNK, row = int(blockIdx.y) * STATE_ROWS + index / BLOCK, position = tile * BLOCK + index % BLOCK;
+        int index = chunk * CHUNK, row = int(blockIdx.y) * STATE_ROWS + index / BLOCK;
+        int position = tile * BLOCK + index % BLOCK;
         if (row < p.rows && position < p.length) {
             auto pack = load_pack<CHUNK>(mask + (long long)row * p.mask_row + (long long)position * p.mask_step);
             #pragma unroll

@@ -1,7 +1,7 @@
 // Matrix products on compute capability 9.0: a[m, k] by b[k, n], lines of both along k. One warp asks the copy engine
 // for tiles, two warpgroups multiply what is there. With TURNS each of them has a tile of its own, and one stores while
-// the other multiplies; else they share one. Blocks stay and walk over the tiles. SPLITS parts of k have a block each,
-// which form a cluster; such blocks compute one tile.
+// the other multiplies; else they share a tile. Blocks stay and take tiles in turns. SPLITS blocks form a cluster
+// that computes one tile, each of them a part of k.
 //
 // Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the
 // tensor cores, are eight neighbours of a row.
@@ -40,13 +40,14 @@ __device__ __forceinline__ void copy_operands(
 
 // Grid: blocks that stay in x, parts of k in y.
 extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, 1) matmul_bulk(
-    const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     Ring ring{shared_address(shared)};
     int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        ring.make();
+        ring.make(1, TURNS ? 4 : 8); // the copying thread; warps
         publish_barriers();
         prefetch_map(a);
         prefetch_map(b);
@@ -58,7 +59,7 @@ extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, 1) 
             copy_operands(ring, a, b, p);
         }
         if (SPLITS > 1) {
-            wait_for_cluster();
+            synchronize_cluster();
             leave_cluster();
         }
     } else {

@@ -86,13 +86,16 @@ __device__ __forceinline__ float number_in(int code, int row, const Codes& codes
     return number_of(code, row < p.outputs ? row : p.outputs - 1, codes, p);
 }
 #else
-__device__ __forceinline__ float number_in(float element, int row, const Codes& codes, const Params& p) { return element; }
+__device__ __forceinline__ float number_in(float element, int row, const Codes& codes, const Params& p)
+{
+    return element;
+}
 #endif
 
 // `output` is the first of the rows.
 __device__ __forceinline__ void add_products(
-    float (&sum)[OUTPUTS][VECTORS], const Weights (&weights)[OUTPUTS], const vector_t* vector, long long stride, int output,
-    const Codes& codes, const Params& p)
+    float (&sum)[OUTPUTS][VECTORS], const Weights (&weights)[OUTPUTS], const vector_t* vector, long long stride,
+    int output, const Codes& codes, const Params& p)
 {
     #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {

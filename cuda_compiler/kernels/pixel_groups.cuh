@@ -1,5 +1,5 @@
 // Which results a thread of a kernel for images has: STORE_SIZE neighbouring channels of ALONG_Y x ALONG_X neighbouring
-// pixels. Threads with the same pixels lie beside each other.
+// pixels. Neighbouring threads have the same pixels.
 struct PixelGroup {
     uint index;                // among all; those from p.groups on are none
     int channel, number, y, x; // of the first result: `number` is that of the image
@@ -16,7 +16,10 @@ struct PixelGroup {
     }
 
     // Whether the image has a pixel so far down and to the right, and which row of all results that is.
-    __device__ __forceinline__ bool has(int down, int right) const { return y + down < OUT_HEIGHT && x + right < OUT_WIDTH; }
+    __device__ __forceinline__ bool has(int down, int right) const
+    {
+        return y + down < OUT_HEIGHT && x + right < OUT_WIDTH;
+    }
     __device__ __forceinline__ int row(int down, int right) const
     {
         return (number * OUT_HEIGHT + y + down) * OUT_WIDTH + x + right;

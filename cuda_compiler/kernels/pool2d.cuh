@@ -109,7 +109,7 @@ __device__ __forceinline__ void pool(Running (&running)[1][1], const a_t* source
     }
 }
 #else
-// Whether the window `step * number` further on has a tap at `distance`.
+// Whether the window that begins at `step * number` has a tap at `distance`.
 __device__ constexpr bool has_tap(int distance, int number, int step, int taps, int dilation)
 {
     return distance >= number * step && (distance - number * step) % dilation == 0 &&

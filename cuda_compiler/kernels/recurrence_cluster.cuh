@@ -13,39 +13,36 @@ constexpr int SLOTS = PARTS > KEPT ? PARTS - KEPT : 0;
 constexpr int HIDDEN_BYTES = BATCH * PITCH * 2;        // of one of the two buffers of h
 constexpr int PAIRS_OWNED = OWN / 2 * BATCH;           // pairs of neighbouring units, for each row of the batch
 constexpr int ITEMS = (PAIRS_OWNED + THREADS - 1) / THREADS;
-static_assert(SLOTS * THREADS * 16 + 2 * HIDDEN_BYTES + SPLITS * LINES * BATCH * 4 <= SHARED_BYTES, "as Python counts it");
+static_assert(
+    SLOTS * THREADS * 16 + 2 * HIDDEN_BYTES + SPLITS * LINES * BATCH * 4 <= SHARED_BYTES, "as Python counts it");
 
-__device__ __forceinline__ void arrive_at_cluster()
+// A block that is alone waits for its own threads only, and writes to its own shared memory.
+constexpr bool IS_CLUSTER = CLUSTER > 1 && __CUDA_ARCH__ >= 900;
+__device__ __forceinline__ void arrive()
 {
-#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
+    if (IS_CLUSTER) {
+        arrive_at_cluster();
+    }
 }
-__device__ __forceinline__ void wait_for_cluster()
+__device__ __forceinline__ void wait_for_all()
 {
-#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    __syncthreads();
-#endif
+    if (IS_CLUSTER) {
+        wait_for_cluster();
+    } else {
+        __syncthreads();
+    }
 }
-
-// The address of a place in the shared memory of another block of the cluster.
-__device__ __forceinline__ uint address_in_cluster(uint address, int rank)
+__device__ __forceinline__ uint address_in_block(const void* target, int rank)
 {
-    uint remote = address;
-#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-#endif
-    return remote;
+    return IS_CLUSTER ? address_in_cluster(target, rank) : shared_address(target);
 }
-__device__ __forceinline__ void store_in_cluster(uint address, uint value)
+__device__ __forceinline__ void store_states(uint address, uint pair)
 {
-#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-#else
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-#endif
+    if (IS_CLUSTER) {
+        store_at(address, pair);
+    } else {
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(pair) : "memory");
+    }
 }
 
 // Where the elements of a direction lie.
@@ -64,14 +61,6 @@ __device__ __forceinline__ uint read_pair(const a_t* source, int stride, bool se
     return uint(source[0].bits) | (second ? uint(source[stride].bits) << 16 : 0u);
 #endif
 }
-__device__ __forceinline__ float low_of(uint pair)
-{
-    a_t value;
-    value.bits = (unsigned short)pair;
-    return float(value);
-}
-__device__ __forceinline__ float high_of(uint pair) { return low_of(pair >> 16); }
-
 __device__ __forceinline__ void store_states(a_t* target, uint pair, bool second)
 {
 #if PAIRED
@@ -178,7 +167,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
     Direction d = {gates0, weight0, bias0, p.gates0_step, p.gates0_batch, p.weight0_row, p.gates0_unit, p.weight0_k,
                    p.bias0_unit};
     if (!forward) {
-        d = {gates1, weight1, bias1, p.gates1_step, p.gates1_batch, p.weight1_row, p.gates1_unit, p.weight1_k, p.bias1_unit};
+        d = {gates1,        weight1,       bias1,       p.gates1_step, p.gates1_batch,
+             p.weight1_row, p.gates1_unit, p.weight1_k, p.bias1_unit};
     }
 
     uint4 kept[KEPT];
@@ -214,10 +204,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
     uint remote[CLUSTER];
     #pragma unroll
     for (int other = 0; other < CLUSTER; ++other) {
-        remote[other] = address_in_cluster(shared_address(buffers), other);
+        remote[other] = address_in_block(buffers, other);
     }
     __syncthreads();
-    arrive_at_cluster(); // no block is written to before it has begun
+    arrive(); // no block is written to before it has begun
 
     for (int step = 0; step < p.steps; ++step) {
         int time = forward ? step : p.steps - 1 - step;
@@ -232,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
                 given[number][gate] = own.first ? read_pair(place, d.gates_unit, own.second) : 0;
             }
         }
-        wait_for_cluster(); // h of the step before is whole, and nobody reads the one before that
+        wait_for_all(); // h of the step before is whole, and nobody reads the one before that
         multiply(kept, slots, buffers + step % 2 * (BATCH * PITCH), sums, group, split);
         __syncthreads();
         bool ends = step == p.steps - 1;
@@ -246,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
                 int place = min(own.unit - rank * OWN + u, OWN - 1);
                 #pragma unroll
                 for (int gate = 0; gate < GATES; ++gate) {
-                    float value = u == 0 ? low_of(given[number][gate]) : high_of(given[number][gate]);
+                    float value = number_in_pair<a_t>(given[number][gate], u);
                     total[gate] = 0.0f;
                     #pragma unroll
                     for (int part = 0; part < SPLITS; ++part) {
@@ -266,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
                     uint offset = uint((((step + 1) % 2 * BATCH + own.row) * PITCH + own.unit) * 2);
                     #pragma unroll
                     for (int other = 0; other < CLUSTER; ++other) {
-                        store_in_cluster(remote[other] + offset, pair);
+                        store_states(remote[other] + offset, pair);
                     }
                 }
                 long long row = ((long long)time * p.batch + own.item) * DIRECTIONS + direction;
@@ -279,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
             }
         }
         if (!ends) {
-            arrive_at_cluster();
+            arrive();
         }
     }
 }

@@ -1,6 +1,7 @@
 // A step of a recurrent layer on tensor cores: a block computes the gates of 16 / GATES units for 8 * SETS rows of the
-// batch; its warps share h, and then some threads compute new states. What the first step waits for, later ones read
-// before they wait. What elementwise arithmetic carries from step to step is kept in float.
+// batch; its warps share h, and then some threads compute new states. Only the first step waits before it reads weights
+// and gates; later ones read them before they wait. What elementwise arithmetic carries from step to step is kept in
+// float.
 // Grid: units, rows of the batch, directions. Block: 32 * WARPS.
 constexpr int THREADS = 32 * WARPS, BATCH = 8 * SETS;
 constexpr int BLOCK_UNITS = 16 / GATES;
@@ -80,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 4 : 2) recurre
         if (CELL < 2 && p.step > 0) {
             last[number] = __ldcg(kept + (direction * p.batch + item) * UNITS + unit); // other blocks have neighbours
         } else if (CELL == 0 && HAS_CARRIED) {
-            last[number] = float(carried[(long long)direction * p.carried_direction + (long long)item * p.carried_batch +
-                                         (long long)unit * p.carried_unit]);
+            last[number] = float(carried[(long long)direction * p.carried_direction +
+                                         (long long)item * p.carried_batch + (long long)unit * p.carried_unit]);
         } else if (CELL == 1 && HAS_HIDDEN) {
             last[number] = float(previous[item * row_stride + unit]);
         }

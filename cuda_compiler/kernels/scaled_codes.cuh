@@ -2,8 +2,8 @@
 
 // The numbers of an octet of four or eight bits, less the zero, in their order.
 template <int WORDS>
-__device__ __forceinline__ void
-octet_in_order(uint (&pairs)[4], const uint (&word)[WORDS], int octet, uint zero, const Codebook& codebook)
+__device__ __forceinline__ void octet_in_order(
+    uint (&pairs)[4], const uint (&word)[WORDS], int octet, uint zero, const Codebook& codebook)
 {
 #if CODEBOOK
     codebook.numbers_of(pairs, word[octet]);
@@ -21,13 +21,6 @@ octet_in_order(uint (&pairs)[4], const uint (&word)[WORDS], int octet, uint zero
 #endif
 }
 
-__device__ __forceinline__ float half_of_pair(uint pair, int side)
-{
-    vector_t number;
-    number.bits = (unsigned short)(side ? pair >> 16 : pair);
-    return float(number);
-}
-
 // The numbers of a pair, in a unit that is a power of two, times their scale, and with the bias where there are biases.
 __device__ __forceinline__ uint scaled_pair(uint pair, scale_t scale, bias_t bias, float unit = 1.0f)
 {
@@ -35,6 +28,7 @@ __device__ __forceinline__ uint scaled_pair(uint pair, scale_t scale, bias_t bia
         return Numbers::mul(pair, pair_of(float(scale) / unit));
     }
     float factor = float(scale) / unit, added = BIASES ? float(bias) : 0.0f;
-    vector_t low(half_of_pair(pair, 0) * factor + added), high(half_of_pair(pair, 1) * factor + added);
+    vector_t low(number_in_pair<vector_t>(pair, 0) * factor + added);
+    vector_t high(number_in_pair<vector_t>(pair, 1) * factor + added);
     return uint(high.bits) << 16 | low.bits;
 }

@@ -1,5 +1,6 @@
-// Scans: each element with all ahead of it in its column. A block walks over chunk `blockIdx.y` of ROWS columns, or of
-// LANES neighbouring ones, in tiles of ITEMS elements a thread; what the chunks ahead come to, `scan_totals` has found.
+// Scans: each result combines an element and all ahead of it in its column. A block walks over chunk `blockIdx.y` of
+// ROWS columns, or of LANES neighbouring ones, in tiles of ITEMS elements a thread; `scan_totals` has combined the
+// chunks ahead of it.
 // Grid: groups of columns in x, chunks in y.
 constexpr int TILE = SLICES * ITEMS;
 

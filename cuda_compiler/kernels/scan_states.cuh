@@ -1,6 +1,5 @@
-// States of a scan among threads. LANES neighbouring threads stand for columns beside each other, and SLICES threads
-// share each column; where LANES is 1, a warp of them does so by shuffles. What a state is, is generated: `State`,
-// `combine`.
+// States of a scan among threads. LANES neighbouring threads have neighbouring columns, and SLICES threads share each
+// column; where LANES is 1, a warp of them does so by shuffles. What a state is, is generated: `State`, `combine`.
 
 // The state that another lane of the warp has.
 __device__ __forceinline__ State state_of(State state, int lane)

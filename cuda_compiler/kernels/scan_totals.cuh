@@ -1,4 +1,4 @@
-// What each chunk of a scan's columns comes to, for `scan`: states [columns, chunks].
+// Combines each chunk of a scan's columns, for `scan`: states [columns, chunks].
 // Grid: groups of columns in x, chunks in y.
 extern "C" __global__ void __launch_bounds__(LANES * SLICES * ROWS) scan_totals(
     SOURCE_PARAMETERS State* totals, const Params p)

@@ -1,4 +1,4 @@
-// What becomes of values that have been combined for a row: with what was in the row before, or without.
+// Stores the combined values of a row, with or without what was in the row before.
 #if HAS_BASE
 #define BASE_PARAMETER const b_t* base,
 #define BASE_ARGUMENT base,

@@ -1,10 +1,10 @@
-// Rows combined where an index says: a block has 256 / LANES * EACH rows, of LANES * STORE_SIZE columns each. It looks
-// through the index in chunks, lists what is for its rows in an order that is always the same, and combines what it has
-// listed. Grid: blocks in x, columns innermost, then rows. Block: 256.
-#define GROUPS (256 / LANES)
-#define WARP_CHUNK (CHUNK / 8)
-#define LOADS (WARP_CHUNK / 32)
-#define AHEAD 4
+// Values combined in the rows that an index names: a block has 256 / LANES * EACH rows, of LANES * STORE_SIZE columns
+// each. It reads the whole index in chunks, lists the entries that name its rows, always in the same order, and
+// combines their values. Grid: blocks in x, columns innermost, then rows. Block: 256.
+constexpr int WARPS = 8, GROUPS = 256 / LANES; // of threads that have rows of their own
+constexpr int WARP_CHUNK = CHUNK / WARPS;      // a warp's part of a chunk
+constexpr int LOADS = WARP_CHUNK / 32;         // a lane's
+constexpr int AHEAD = 4;                       // values of a thread that are read together
 
 // The rows that a lane looks at; -1 behind the last.
 __device__ __forceinline__ void look(int (&named)[LOADS], int start, int lane, INDEX_PARAMETERS const Params& p)
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256) scatter_rows(
 {
     wait_for_previous_grid();
     __shared__ int listed[CHUNK]; // the row of the block, and behind it the place in the chunk
-    __shared__ int counts[8];
+    __shared__ int counts[WARPS];
     int block = int(blockIdx.x), above = block / p.column_blocks;
     int outer = above / p.row_blocks, first = above % p.row_blocks * (GROUPS * EACH);
     int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, group = thread / LANES;
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256) scatter_rows(
         __syncthreads();
         int total = 0, place = 0;
         #pragma unroll
-        for (int w = 0; w < 8; ++w) {
+        for (int w = 0; w < WARPS; ++w) {
             place += w < warp ? counts[w] : 0;
             total += counts[w];
         }

@@ -1,24 +1,32 @@
-// Rows combined where an index says that has been sorted in slabs: a block has 256 / LANES rows, of LANES * STORE_SIZE
-// columns each. It lists what is for its rows in the index's order; each warp takes from that what is for its own, row
-// by row. Grid: blocks in x, columns innermost, then rows. Block: 256.
+// Values combined in the rows that an index names, which has been sorted in slabs: a block has 256 / LANES rows, of
+// LANES * STORE_SIZE columns each. It lists the entries that name its rows, in the index's order; each warp takes those
+// of its own rows from the list, row by row. Grid: blocks in x, columns innermost, then rows. Block: 256.
 constexpr int THREADS = 256, WARPS = 8;
 constexpr int GROUPS = THREADS / LANES;
 constexpr int WARP_ROWS = LANES < 32 ? 32 / LANES : 1; // rows of a warp; several warps share a wide one
 constexpr int LISTED = 512;                            // entries that a block lists at a time
 constexpr int AHEAD = 8;                               // values of a thread that are read together
-// The place in the index, which lies behind the row in an entry of the list.
+// An entry of the list is the row in its upper bits and the place in the index in these.
 constexpr uint PLACE = (1u << 24) - 1;
 
-// What the threads ahead have, and what all have.
+// The sum of what the lanes up to this one have; every COUNT neighbours by themselves.
+template <int COUNT>
+__device__ __forceinline__ int sum_through(int number)
+{
+    int lane = int(threadIdx.x) % 32;
+    #pragma unroll
+    for (int distance = 1; distance < COUNT; distance *= 2) {
+        int other = __shfl_up_sync(0xffffffffu, number, distance);
+        number += lane >= distance ? other : 0;
+    }
+    return number;
+}
+
+// The sum of the numbers of the threads ahead, and that of all threads.
 __device__ __forceinline__ int sum_ahead(int number, int& total)
 {
     __shared__ int totals[WARPS];
-    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, sum = number;
-    #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        int other = __shfl_up_sync(0xffffffffu, sum, distance);
-        sum += lane >= distance ? other : 0;
-    }
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, sum = sum_through<32>(number);
     if (lane == 31) {
         totals[warp] = sum;
     }
@@ -33,8 +41,8 @@ __device__ __forceinline__ int sum_ahead(int number, int& total)
     return ahead;
 }
 
-// A list's entries for a warp's own rows, row by row, each in the list's order. Gives where those of each lane's row
-// are.
+// Copies the list's entries for a warp's own rows, row by row, each in the list's order. `begin` and `end` become those
+// of the lane's row.
 __device__ __forceinline__ void take_own(
     const uint* listed, int taken, uint* ordered, int* cursors, int own_row, int& begin, int& end)
 {
@@ -61,12 +69,7 @@ __device__ __forceinline__ void take_own(
             __syncwarp();
         }
         if (!fills) {
-            int number = lane < WARP_ROWS ? cursors[lane] : 0, sum = number;
-            #pragma unroll
-            for (int distance = 1; distance < WARP_ROWS; distance *= 2) {
-                int other = __shfl_up_sync(0xffffffffu, sum, distance);
-                sum += lane >= distance ? other : 0;
-            }
+            int number = lane < WARP_ROWS ? cursors[lane] : 0, sum = sum_through<WARP_ROWS>(number);
             if (lane < WARP_ROWS) {
                 cursors[lane] = sum - number;
             }
@@ -79,7 +82,8 @@ __device__ __forceinline__ void take_own(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_sorted(
-    const uint* sorted, const int* starts, VALUES_PARAMETERS BASE_PARAMETER OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const uint* sorted, const int* starts, VALUES_PARAMETERS BASE_PARAMETER OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
 {
     __shared__ uint listed[LISTED], ordered[WARPS][LISTED];
     __shared__ int ahead[THREADS], begins[THREADS], cursors[WARPS][WARP_ROWS];

@@ -9,7 +9,10 @@ struct Entry {
 __device__ __forceinline__ Entry entry_of(uint64 key, int place) { return {DESCENDING ? ~key : key, uint(place)}; }
 __device__ __forceinline__ Entry last_entry() { return {~0ull, ~0u}; } // behind all others, in place of none
 __device__ __forceinline__ int place_of(Entry entry) { return int(entry.place); }
-__device__ __forceinline__ bool is_before(Entry a, Entry b) { return a.key < b.key || (a.key == b.key && a.place < b.place); }
+__device__ __forceinline__ bool is_before(Entry a, Entry b)
+{
+    return a.key < b.key || (a.key == b.key && a.place < b.place);
+}
 __device__ __forceinline__ uint64 key_of(int64 element) { return uint64(element) ^ (1ull << 63); }
 #elif PACKED
 typedef uint Entry;

@@ -19,7 +19,8 @@ __device__ __forceinline__ int share_of_first(const Entry* a, int a_count, const
 }
 
 // The same, found by a warp: each lane tries the last place of one of 32 parts of what is left.
-__device__ __forceinline__ int share_of_first_by_warp(const Entry* a, int a_count, const Entry* b, int b_count, int count)
+__device__ __forceinline__ int share_of_first_by_warp(
+    const Entry* a, int a_count, const Entry* b, int b_count, int count)
 {
     int low = max(0, count - b_count), high = min(count, a_count);
     while (low < high) {

@@ -9,7 +9,7 @@ __device__ __forceinline__ void put_in_order(Entry* entries, int low, int high)
     }
 }
 
-// Until a step, and the one ahead of it, reach no further than 64 entries, each warp has its own.
+// While a step, and the one ahead of it, reach no further than 64 entries, each warp works on entries of its own.
 __device__ __forceinline__ void wait_for_step(int reach)
 {
     if (reach > 64) {

@@ -1,6 +1,6 @@
-// The first RUN elements of segments of long rows, in order, where RUN is small: [rows, segments, RUN] entries. Of the
-// first element that each thread has, number RUN is a bound: only elements that are not behind it are sorted, ITEMS for
-// each of RUN threads at the most. Grid: rows in x, segments in y.
+// The first RUN elements of segments of long rows, in order, where RUN is small: [rows, segments, RUN] entries. The
+// RUN-th of the threads' first elements is a bound: only elements up to it are sorted, at most ITEMS of each of RUN
+// threads. Grid: rows in x, segments in y.
 constexpr int CAPACITY = RUN * ITEMS > THREADS ? RUN * ITEMS : THREADS;
 
 extern "C" __global__ void __launch_bounds__(THREADS) sort_select(

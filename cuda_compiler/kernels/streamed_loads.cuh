@@ -1,5 +1,6 @@
-// Loads of what is read once: they leave the level-1 cache alone, stay where they are written, and change nothing where
-// `valid` is false. What they bring is taken apart only where it is used, so that nothing waits for a load before that.
+// Loads of what is read once: they take no place in the level-1 cache, are not moved by the compiler, and change
+// nothing where `valid` is false. Words are taken apart only where they are used, so that nothing waits for a load
+// before that.
 template <int BYTES>
 __device__ __forceinline__ void load_bits(uint* word, const uint8* source, bool valid)
 {

@@ -5,37 +5,43 @@ __device__ __forceinline__ uint shared_address(const void* pointer)
     return uint(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes past the level-1 cache, or writes zeros and reads nothing where `valid` is false.
+// Copies 16 bytes past the level-1 cache to a shared address, or writes zeros and reads nothing where `valid` is false.
+// This and `copy_part` are for compute capability 8.0 on.
+__device__ __forceinline__ void copy_chunk_to(uint target, const void* source, bool valid)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0)
+                 : "memory");
+#endif
+}
+
+// Copies BYTES, 4, 8 or 16, through the level-1 cache, or only the first `bytes` of them and zeros behind these.
+template <int BYTES>
+__device__ __forceinline__ void copy_part(void* target, const void* source, int bytes)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(target)), "l"(source), "n"(BYTES),
+                 "r"(bytes)
+                 : "memory");
+#endif
+}
+
+// Copies 16 bytes, or zeros, on any device: past the level-1 cache, or through it for what neighbouring tiles soon read
+// again.
 __device__ __forceinline__ void copy_chunk(void* target, const void* source, bool valid)
 {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
+    copy_chunk_to(shared_address(target), source, valid);
 #else
     *reinterpret_cast<uint4*>(target) = valid ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
 #endif
 }
-
-// The same through the level-1 cache: for what neighbouring tiles soon read again.
 __device__ __forceinline__ void copy_chunk_cached(void* target, const void* source, bool valid)
 {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
+    copy_part<16>(target, source, valid ? 16 : 0);
 #else
     copy_chunk(target, source, valid);
-#endif
-}
-
-// Copies 4 bytes.
-__device__ __forceinline__ void copy_word(void* target, const void* source)
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(target)), "l"(source) : "memory");
-#else
-    *reinterpret_cast<uint*>(target) = *reinterpret_cast<const uint*>(source);
 #endif
 }
 
@@ -77,8 +83,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint (&matrix)[4], uint
 #endif
 }
 
-// Of operands of a type: whether there are tensor cores for it, and whether sums are integers, whose bits the floats
-// hold.
+// Products of operands of a type: whether tensor cores are `available` for it, and whether sums are counts, that is
+// integers, whose bits the floats hold.
 template <typename T>
 struct TensorCores;
 

@@ -23,9 +23,9 @@ __device__ __forceinline__ uint tile_offset(uint along, uint k)
 // A thread's number among those that copy.
 __device__ __forceinline__ uint copy_thread() { return threadIdx.x % COPY_THREADS; }
 
-// Which column of the result is multiplied at a position of the second operand's tile. Dealt out to the four lanes that
-// have a row between them, where each has two neighbouring positions out of eight: as many neighbours for each as are
-// stored together.
+// Which column of the result is multiplied at a position of the second operand's tile. Of eight positions each of the
+// four lanes that share a row has two neighbours. Where columns are DEALT out, these positions have columns that make
+// NEIGHBOURS neighbours for each lane, as many as are stored together.
 constexpr int NEIGHBOURS = sizeof(OUT_T) == 1 && TILE_N % 64 == 0 ? 16 : 8, DEAL = 4 * NEIGHBOURS;
 template <bool DEALT>
 __device__ __forceinline__ constexpr int column_at(int position)
@@ -39,7 +39,8 @@ template <int EXTENT, bool ALONG_K, bool DEALT = false, typename T = tile_t>
 struct OperandCopier {
     static constexpr int CHUNKS = (ALONG_K ? TILE_K : EXTENT) / CHUNK, LINES = ALONG_K ? EXTENT : TILE_K;
     static constexpr int STEP = COPY_THREADS / CHUNKS, ROUNDS = LINES / STEP;
-    static_assert(COPY_THREADS % CHUNKS == 0 && LINES % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
+    static_assert(
+        COPY_THREADS % CHUNKS == 0 && LINES % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
     const T* source; // of this thread's first chunk in the next tile
     long long line_stride, tile_stride;
     uint target;
@@ -48,7 +49,7 @@ struct OperandCopier {
 
     OperandCopier() = default;
 
-    // `base` is the tile's first row, below `limit`; `common` the extent of k.
+    // `base` is the tile's first row, below `limit`, the number of rows; `common` is the extent of k.
     __device__ __forceinline__ OperandCopier(
         const T* operand, int base, int limit, int stride_along, int stride_k, int first_tile, int common)
         : common(common)
@@ -106,8 +107,7 @@ __device__ __forceinline__ void make_numbers(Accumulator& sum)
     }
 }
 
-// Where a tile of results lies: its batch, its first row and column, and what the first result of a row counts as for
-// the epilogue.
+// Where a tile of results lies: its batch, its first row and column, and the column that the epilogue counts from.
 struct Part {
     int batch, row, col, base;
 };

@@ -9,24 +9,6 @@ static_assert(TILE_M * STORE_STRIDE * 4 <= SHARED_BYTES, "results are staged whe
 #define KERNEL_ATTRIBUTES
 #endif
 
-// Passed when all threads of the cluster have arrived; what they wrote before can be read behind it.
-__device__ __forceinline__ void wait_for_cluster()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
-#endif
-}
-
-// The same place in the shared memory of another block of the cluster.
-__device__ __forceinline__ const float* in_block(const float* place, int block)
-{
-    const float* found = place;
-#if __CUDA_ARCH__ >= 900
-    asm("mapa.u64 %0, %1, %2;" : "=l"(found) : "l"(place), "r"(block));
-#endif
-    return found;
-}
-
 // Adds the cluster's parts, always in the same order, and stores a tile of a matrix of `rows` by `columns`: STORE_SIZE
 // neighbours at a time, made of PAIRS columns each.
 __device__ __forceinline__ void finish_tile(
@@ -60,7 +42,7 @@ __device__ __forceinline__ void finish_tile(
             fetched[round] = fetch(batch, r, base + c, EPILOGUE_ARGUMENTS p);
         }
     }
-    wait_for_cluster();
+    synchronize_cluster();
     #pragma unroll
     for (int round = 0; round < ROUNDS; ++round) {
         int pack = int(threadIdx.x) + round * THREADS, line = split * SHARE + pack / PACKS;
@@ -68,10 +50,10 @@ __device__ __forceinline__ void finish_tile(
             continue;
         }
         const float* place = staged + line * STORE_STRIDE + pack % PACKS * TAKEN;
-        Pack<float, TAKEN> value = load_pack<TAKEN>(in_block(place, 0));
+        Pack<float, TAKEN> value = load_pack<TAKEN>(place_in_cluster(place, 0));
         #pragma unroll
         for (int other = 1; other < SPLITS; ++other) {
-            Pack<float, TAKEN> added = load_pack<TAKEN>(in_block(place, other));
+            Pack<float, TAKEN> added = load_pack<TAKEN>(place_in_cluster(place, other));
             #pragma unroll
             for (int i = 0; i < TAKEN; ++i) {
                 value[i] += added[i];
@@ -80,5 +62,5 @@ __device__ __forceinline__ void finish_tile(
         int c = col / PAIRS + pack % PACKS * STORE_SIZE;
         store(value.at, fetched[round], batch, row + line, base + c, out, EPILOGUE_ARGUMENTS p);
     }
-    wait_for_cluster(); // the others may still read what is staged here
+    synchronize_cluster(); // the others may still read what is staged here
 }

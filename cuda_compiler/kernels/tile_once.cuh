@@ -1,5 +1,5 @@
 // A tile of results for each block, all of whose warps copy, multiply and store it. `copier.begin(tile)` goes to a tile
-// of results; see `multiply_tiles` for the rest.
+// of results; see tile_copies.cuh for the rest.
 template <typename Copier>
 __device__ __forceinline__ void compute_tiles(
     Copier& copier, int steps, unsigned char* shared, float* partial, int rows, int columns, OUT_T* out,

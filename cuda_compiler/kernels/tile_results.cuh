@@ -3,17 +3,18 @@
 constexpr int GROUPS = TEAM_THREADS / 128, GROUP_ROWS = WARP_M * 4;
 constexpr int COPY_REGISTERS = TILE_M > 192 ? 96 : TILE_M > 128 ? 80 : 56; // by the rows whose pixels a thread keeps
 constexpr int PRODUCT_REGISTERS = ((TEAMS * GROUPS == 2 ? 504 : 512) - COPY_REGISTERS) / (TEAMS * GROUPS * 8) * 8;
-constexpr int OTHER_REGISTERS = TEAMS * GROUPS == 2 ? 60 : 40; // of a thread, beside its results and what it fetches for them
+// Of a thread, beside its results and what the epilogue reads for them.
+constexpr int OTHER_REGISTERS = TEAMS * GROUPS == 2 ? 60 : 40;
 static_assert(TEAMS * GROUPS == 2 || TEAMS * GROUPS == 3, "registers of a multiprocessor: 504 or 512 for four threads");
 static_assert(WARPS_N == 1 && TILE_N % 32 == 0 && SPLITS == 1, "a warpgroup has whole rows of a tile of its own");
 
 // A tile of results as a thread sees it: packs of NEIGHBOURS of a row, of which each four lanes have a row. Where eight
-// neighbours are 16 bytes and there are 64 columns, they leave half of it to the four lanes that have the next row and
-// take half of that, so that eight lanes store 128 bytes. The first result of a row counts as `base` for the epilogue,
-// whose operands are fetched ahead, as many as there are registers for before the tile is multiplied. Those that are
-// the same for all rows are held for all columns, or for those of one pack at a time, whose rows then follow each
-// other. The functions of EPILOGUE get their `operands` as the kernel has them, and are told of each pack once that is
-// stored. KEPT registers of a thread are for something else.
+// neighbours are 16 bytes and there are 64 columns, they exchange half of their row for half of the next one with the
+// four lanes that have that, so that eight lanes store 128 bytes of a row. The first result of a row counts as `base`
+// for the epilogue, whose operands are fetched ahead, as many as there are registers for before the tile is multiplied.
+// Those that are the same for all rows are held for all columns, or for those of one pack at a time, whose rows then
+// follow each other. The functions of EPILOGUE get the `operands` of the kernel; `stored` is called after each pack.
+// KEPT registers of a thread are left to others.
 template <typename EPILOGUE, int WIDTH, int KEPT = 0>
 struct TileResults {
     using FetchedByColumn = typename EPILOGUE::FetchedByColumn;
@@ -63,7 +64,10 @@ struct TileResults {
     static constexpr int pack_of(int number) { return WIDE ? number / EACH / ROWS_EACH : number / EACH % PACKS_EACH; }
 
     // Which of the packs of operands that are the same for all rows.
-    static constexpr int column_of(int number) { return pack_of(number) / (SHARED_ROWS ? 2 : 1) * EACH + number % EACH; }
+    static constexpr int column_of(int number)
+    {
+        return pack_of(number) / (SHARED_ROWS ? 2 : 1) * EACH + number % EACH;
+    }
     static constexpr bool is_first_of_column(int number)
     {
         return step_of(number) == 0 && !(SHARED_ROWS && pack_of(number) % 2);
@@ -101,7 +105,7 @@ struct TileResults {
         }
     }
 
-    // Asks for what the epilogue reads of another tile, a line of memory at a time.
+    // Has what the epilogue reads for another tile loaded into the level-2 cache, a line of memory at a time.
     template <typename... Operands>
     __device__ __forceinline__ static void ask(
         Part part, int group, int rows, int columns, const Operands&... operands)
@@ -162,4 +166,10 @@ struct TileResults {
             }
         }
     }
+};
+
+// The epilogue of a kernel, generated, whose lanes leave each other nothing.
+struct StoredResults : OwnEpilogue {
+    static constexpr bool OWN_ROWS = false;
+    __device__ __forceinline__ void stored(int, int) {}
 };

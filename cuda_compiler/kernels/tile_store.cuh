@@ -41,7 +41,8 @@ static_assert(STAGING_BYTES <= SHARED_BYTES, "results are staged where the opera
 // Brings results of a matrix of `rows` by `columns` into rows, so that each thread stores neighbours: STORE_SIZE at a
 // time, made of PAIRS columns each. What the epilogue reads is fetched one step ahead.
 __device__ __forceinline__ void store_tile(
-    const Accumulator& sum, unsigned char* shared, int rows, int columns, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    const Accumulator& sum, unsigned char* shared, int rows, int columns, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
 {
     constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = SLICE / TAKEN, ROUNDS = 16 * PACKS / 32, SLICES = WARP_N / SLICE;
     static_assert(32 % PACKS == 0 || PACKS % 32 == 0, "lanes share rows evenly");

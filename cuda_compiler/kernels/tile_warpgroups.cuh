@@ -26,32 +26,13 @@ __device__ __forceinline__ void multiply_on_tensor_cores(Accumulator& sum, uint6
     commit_products();
 }
 
-// Multiplies `count` tiles. `copier.copy_a(slot)` and `copier.copy_b(slot)` start copying the next one; with B_CONSTANT
-// nothing before this grid writes what the latter read. While one tile is multiplied the one before it may not be done:
-// where slots are used again, AHEAD is two less than STAGES.
+// Multiplies `count` tiles that `copier` copies, see `begin_copies`. While one tile is multiplied the one before it may
+// not be done: where stages are used again, AHEAD is two less than STAGES.
 template <typename Copier>
 __device__ __forceinline__ void multiply_tiles(Accumulator& sum, Copier& copier, int count, unsigned char* shared)
 {
     sum.clear();
-    if (!B_CONSTANT) {
-        wait_for_previous_grid();
-    }
-    #pragma unroll
-    for (int stage = 0; stage < AHEAD; ++stage) {
-        if (stage < count) {
-            copier.copy_b(shared + stage * STAGE_BYTES + A_BYTES);
-        }
-    }
-    if (B_CONSTANT) {
-        wait_for_previous_grid();
-    }
-    #pragma unroll
-    for (int stage = 0; stage < AHEAD; ++stage) {
-        if (stage < count) {
-            copier.copy_a(shared + stage * STAGE_BYTES);
-        }
-        commit_copies();
-    }
+    begin_copies<AHEAD>(copier, count, shared);
     uint64 a = matrix_descriptor(shared_address(shared) + warpgroup() / WARPS_N * GROUP_ROWS * 128);
     uint64 b = matrix_descriptor(shared_address(shared) + A_BYTES + warp_col() * 128);
     int reading = 0, writing = AHEAD % STAGES;

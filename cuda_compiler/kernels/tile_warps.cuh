@@ -74,32 +74,13 @@ __device__ __forceinline__ void multiply_plainly(Accumulator& sum, const unsigne
     }
 }
 
-// Multiplies `count` tiles. `copier.copy_a(slot)` and `copier.copy_b(slot)` start copying the next one; with B_CONSTANT
-// nothing before this grid writes what the latter read.
+// Multiplies `count` tiles that `copier` copies, see `begin_copies`.
 template <typename Copier>
 __device__ __forceinline__ void multiply_tiles(Accumulator& sum, Copier& copier, int count, unsigned char* shared)
 {
     uint a_first = a_fragment(warp_row(0)), b_first = b_fragment(warp_col());
     sum.clear();
-    if (!B_CONSTANT) {
-        wait_for_previous_grid();
-    }
-    #pragma unroll
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-        if (stage < count) {
-            copier.copy_b(shared + stage * STAGE_BYTES + A_BYTES);
-        }
-    }
-    if (B_CONSTANT) {
-        wait_for_previous_grid();
-    }
-    #pragma unroll
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-        if (stage < count) {
-            copier.copy_a(shared + stage * STAGE_BYTES);
-        }
-        commit_copies();
-    }
+    begin_copies<STAGES - 1>(copier, count, shared);
     int reading = 0, writing = (STAGES - 1) * STAGE_BYTES;
     for (int tile = 0; tile < count; ++tile) {
         wait_for_copies<STAGES - 2>();

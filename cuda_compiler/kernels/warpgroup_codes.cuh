@@ -1,9 +1,9 @@
 // Products of many rows by a matrix in packed codes on compute capability 9.0: result[v, o] = sum of vector[v, k] *
-// number(o, k). The copy engine brings codes and vectors as they lie, a span of k at a time, STAGES of them on their
-// way, codes of the first ones before the grid ahead of this one has finished; warps beside it bring what belongs to
-// groups of codes. Warpgroups make numbers of 64 rows of the matrix each, in the registers that tensor cores take them
-// from, beside the products of the numbers before: of every eight codes of a row a lane reads the pair that is its own.
-// CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x, VECTORS by TILE_N results each.
+// number(o, k). The copy engine copies codes and vectors as they are, a span of k at a time, to STAGES stages; the
+// first codes before the grid ahead of this one has finished. Some warps copy scales, zero points and biases.
+// Warpgroups make numbers of 64 rows of the matrix each, in the registers that tensor cores take them from, beside the
+// products of the numbers before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks
+// share the spans. Grid: clusters with tiles in turns in x, VECTORS by TILE_N results each.
 constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
@@ -15,42 +15,21 @@ constexpr int BIASES_AT = ONE_GROUP ? 0 : PIECES * TILE_N * sizeof(scale_t);
 constexpr int ZEROS_AT = BIASES_AT + (BIASES ? PIECES * TILE_N * sizeof(bias_t) : 0);
 constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
 constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
-constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
+constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES;
+constexpr int SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
 
-// Where many sums need registers, threads that bring leave theirs.
+// Where many sums need registers, the threads that copy give up some of theirs.
 constexpr bool WIDE = COLUMNS > 64;
 constexpr int BRING_REGISTERS = 88, PRODUCT_REGISTERS = 200;
 static_assert(!WIDE || TILE_N <= 128, "registers of two warpgroups");
 
-// Barriers of the stages: when codes, vectors and belongings are there, and when they are no longer needed.
-struct Ring {
-    uint base;
+// Codes and vectors in shared memory.
+struct Ring : StageBarriers<BARRIERS_AT> {
     __device__ __forceinline__ uint vectors(int stage) const { return base + stage * SPAN_BYTES; }
     __device__ __forceinline__ uint codes(int stage) const { return vectors(stage) + VECTOR_BYTES; }
-    __device__ __forceinline__ uint full(int stage) const { return base + BARRIERS_AT + stage * 16; }
-    __device__ __forceinline__ uint empty(int stage) const { return full(stage) + 8; }
-    __device__ void make() const
-    {
-        for (int stage = 0; stage < STAGES; ++stage) {
-            make_barrier(full(stage), 1 + (BELONGINGS ? BRINGERS / 32 : 0));
-            make_barrier(empty(stage), MULTIPLIERS / 32);
-        }
-    }
-};
-
-// A stage of the ring, and the parity of its barriers' phase.
-struct Turn {
-    int stage, parity;
-    __device__ __forceinline__ void next()
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
 };
 
 // A span of one of a block's tiles; tiles of the same rows of the matrix follow each other.
@@ -95,7 +74,8 @@ __device__ __forceinline__ void bring_spans(
         #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel) {
             copy_lines(
-                ring.vectors(turn.stage) + panel * PANEL_BYTES, vectors, full, now.span * SPAN + panel * 64, now.vector(p));
+                ring.vectors(turn.stage) + panel * PANEL_BYTES, vectors, full, now.span * SPAN + panel * 64,
+                now.vector(p));
         }
         now.next(rank, clusters);
         turn.next();
@@ -113,7 +93,7 @@ __device__ __forceinline__ uint offset_pair(float zero)
     return SUBNORMAL ? pair_of((zero + (CODE_KIND == CODES_SIGNED ? 128.0f : 0.0f)) * -UNIT) : zero_pair(zero);
 }
 
-// What belongs to the codes of a span in a row of a tile, as it lies in memory.
+// Scales, zero points and biases of a span in a row of a tile, as loaded.
 struct Belonging {
     scale_t scale[PIECES];
     zero_t zero[PIECES];
@@ -144,15 +124,14 @@ struct Belonging {
                 reinterpret_cast<bias_t*>(target + BIASES_AT)[at] = bias[piece];
             }
             if (ZEROS) {
-                int bits = int(zero[piece]), shift = group_of(span, piece) * ZERO_BITS % 8;
-                float value = float(ZERO_BITS < 8 ? bits >> shift & ((1 << ZERO_BITS) - 1) : bits);
+                float value = float(zero_of(zero[piece], group_of(span, piece)));
                 reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)offset_pair(value);
             }
         }
     }
 };
 
-// What the warps beside it do.
+// What the warps do that copy scales, zero points and biases.
 __device__ __forceinline__ void bring_belongings(
     unsigned char* shared, const Ring& ring, const Groups& b, int rank, int clusters, const Params& p)
 {
@@ -202,7 +181,8 @@ __device__ __forceinline__ uint load_codes(const unsigned char* line, int octet)
     return BITS == 8 ? *reinterpret_cast<const unsigned short*>(place) : *place;
 }
 
-// A lane's codes of a step, a pair of each of four octets in SIDES rows, and what belongs to them, as all of it lies.
+// A lane's codes of a step, a pair of each of four octets in SIDES rows, with their scales, zero points and biases, as
+// loaded.
 struct Codes {
     uint pair[SIDES][4];
     scale_t scale[SIDES];
@@ -316,7 +296,8 @@ __device__ __forceinline__ void finish(
         }
         #pragma unroll
         for (int index = 0; index < GATHERED / 2; ++index) {
-            int v = index / 4 * 8 + thread % 4 * 2 + index % 2, row = thread / 32 * 16 + thread % 32 / 4 + index % 4 / 2 * 8;
+            int v = index / 4 * 8 + thread % 4 * 2 + index % 2;
+            int row = thread / 32 * 16 + thread % 32 / 4 + index % 4 / 2 * 8;
             parts[v * PART_ROW + row] = sum[column / 8 + index / 4][index % 4];
         }
         synchronize(1 + group, 128);
@@ -402,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
         announce_to_cluster();
     }
     if (threadIdx.x == 0) {
-        ring.make();
+        ring.make(1 + (BELONGINGS ? BRINGERS / 32 : 0), MULTIPLIERS / 32);
         publish_barriers();
         prefetch_map(matrix);
         prefetch_map(vector);

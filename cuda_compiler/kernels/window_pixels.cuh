@@ -76,7 +76,8 @@ struct Pixels {
                 for (int half = 0; half < 2; ++half) {
                     int element = word * 2 + half, further = x + element / CHANNELS;
                     if (inside && uint(further) < uint(WIDTH)) {
-                        uint bits = source[y * Y_STRIDE + further * X_STRIDE + element % CHANNELS * CHANNEL_STRIDE].bits;
+                        uint bits =
+                            source[y * Y_STRIDE + further * X_STRIDE + element % CHANNELS * CHANNEL_STRIDE].bits;
                         at[round][word] |= bits << (half * 16);
                     }
                 }
@@ -84,7 +85,7 @@ struct Pixels {
         }
     }
 
-    // Makes them visible to wgmma, too, once a barrier has been passed.
+    // Behind a barrier, `wgmma` of all threads can read them.
     __device__ __forceinline__ void store(unsigned char* window) const
     {
         #pragma unroll

@@ -30,7 +30,10 @@ MATMUL_BULK = KernelTemplate(
     macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL RESIDENT WHOLE_ROWS WHOLE_COLUMNS B_CONSTANT",
     inputs="a b",
     shared_bytes=None,
-    files="tensor_cores.cuh warpgroups.cuh copy_engine.cuh bulk_copies.cuh bulk_tile.cuh bulk_store.cuh",
+    files=(
+        "tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh clusters.cuh copy_engine.cuh "
+        "bulk_tile.cuh bulk_store.cuh"
+    ),
 )
 
 

@@ -50,7 +50,7 @@ WARPGROUP_CODES = KernelTemplate(
     macros=_MACROS,
     inputs=_INPUTS,
     shared_bytes=None,
-    files=f"{_FILES} warpgroups.cuh copy_engine.cuh",
+    files=f"{_FILES} warpgroups.cuh barriers.cuh ring.cuh copy_engine.cuh",
 )
 
 

@@ -41,7 +41,7 @@ GROUPED_MATVEC = KernelTemplate(
     macros=(
         "scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
         "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K "
-        f"DEPTH RESIDENT STAGED SLOTS VECTOR_PACKS MATRIX_CONSTANT HURRIES {VECTOR_MACROS}"
+        f"DEPTH RESIDENT STAGED STAGES VECTOR_PACKS MATRIX_CONSTANT HURRIES {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros biases entries vector",
     files="tensor_cores.cuh grouped_codes.cuh streamed_loads.cuh",
@@ -77,7 +77,7 @@ class _Geometry:
         access: Bytes that it loads at a time.
         group: Codes of a group, a multiple of a span or a part of one.
         span_groups: Groups of a span, the chunks of four lanes.
-        slots: Spans of the vectors that a warp holds at a time; 0 where a block holds whole vectors.
+        stages: Spans of the vectors that a warp holds at a time; 0 where a block holds whole vectors.
         shared: Bytes of shared memory of a block.
     """
 
@@ -85,7 +85,7 @@ class _Geometry:
     access: int
     group: int
     span_groups: int
-    slots: int
+    stages: int
     shared: int
 
     @property
@@ -172,9 +172,9 @@ def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
             continue
         row_bytes = ceil_div(found.k * codes.bits, 8)
         access = gcd(chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
-        for slots, shared in _shared_bytes(found, span, max(1, span // group)):
+        for stages, shared in _shared_bytes(found, span, max(1, span // group)):
             if shared <= _SHARED_BYTES or (found.m == 1 and isinstance(found.a.operand, Computed)):
-                return _Geometry(chunk, access, group, max(1, span // group), slots, shared)
+                return _Geometry(chunk, access, group, max(1, span // group), stages, shared)
     return None
 
 
@@ -188,8 +188,8 @@ def _shared_bytes(found: Product, span: int, span_groups: int) -> Iterator[tuple
     computed = ceil_div(found.k, 8) * 8 if isinstance(found.a.operand, Computed) else 0
     yield 0, parts + 2 * found.m * (row + computed)
     if not computed and found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True)):
-        for slots in (3, 2):
-            yield slots, parts + 2 * _WARPS * slots * found.m * (span + 32)
+        for stages in (3, 2):
+            yield stages, parts + 2 * _WARPS * stages * found.m * (span + 32)
 
 
 def lower_grouped_vectors(found: Product, around: AnchoredGroup) -> KernelCall:
@@ -218,8 +218,8 @@ def lower_grouped_vectors(found: Product, around: AnchoredGroup) -> KernelCall:
         "WARPS_K": shape.warps_k,
         "DEPTH": shape.depth,
         "RESIDENT": shape.resident,
-        "STAGED": int(not geometry.slots),
-        "SLOTS": geometry.slots,
+        "STAGED": int(not geometry.stages),
+        "STAGES": geometry.stages,
         "VECTOR_PACKS": int(bool(vectors.prologues) or not any(n % 8 for n in vector.across(along_k=True))),
         "MATRIX_CONSTANT": int(is_constant),
         "HURRIES": int(hurries),

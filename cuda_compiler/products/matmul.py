@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from cuda_compiler.anchors import AnchoredGroup
+from cuda_compiler.anchors import AnchoredGroup, anchor_launch
 from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL, WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
@@ -269,7 +269,8 @@ def _lower_tiled(found: Product, around: AnchoredGroup, tiling: Tiling, kind: By
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return around.launch(launch, around.pack_size(_CHUNK // around.group.pairs))
+    fused = around.epilogue(around.pack_size(_CHUNK // around.group.pairs))
+    return anchor_launch(launch, tiling.epilogue(fused), around.lowering)
 
 
 def _lower_plain(found: Product, around: AnchoredGroup) -> KernelCall:

@@ -42,7 +42,7 @@ RECURRENCE_CLUSTER = KernelTemplate(
     outputs="out",
     threads=_THREADS,
     shared_bytes=lambda macros: macros["SHARED_BYTES"],
-    files="tensor_cores.cuh recurrence_cell.cuh",
+    files="tensor_cores.cuh clusters.cuh recurrence_cell.cuh",
 )
 
 

@@ -23,8 +23,8 @@ class ClusterTiling(Tiling):
 
     requires = WARPGROUPS
     files = (
-        *("tensor_cores.cuh", "warpgroups.cuh", "tile.cuh"),
-        *("tile_warpgroups.cuh", "tile_cluster.cuh", "tile_once.cuh"),
+        *("tensor_cores.cuh", "warpgroups.cuh", "clusters.cuh", "tile.cuh"),
+        *("tile_copies.cuh", "tile_warpgroups.cuh", "tile_cluster.cuh", "tile_once.cuh"),
     )
 
     @property

@@ -11,10 +11,12 @@ from cuda_compiler.devices import offers
 from cuda_compiler.tiles.tiling import TEAMS, Asked, Tiling
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.dtypes import DType
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
+from npu_compiler.records import changed
 
-__all__ = ["TeamCosts", "TeamTile", "TeamTiling", "team_candidates", "team_clocks"]
+__all__ = ["TeamCosts", "TeamTile", "TeamTiling", "as_type", "team_candidates", "team_clocks"]
 
 _BARRIER_BYTES = 16  # of a stage
 
@@ -29,7 +31,10 @@ class TeamTiling(Tiling):
 
     teams: int = 1
     requires = WARPGROUPS
-    files = ("tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_results.cuh", "tile_teams.cuh")
+    files = (
+        *("tensor_cores.cuh", "warpgroups.cuh", "barriers.cuh", "ring.cuh"),
+        *("tile.cuh", "tile_results.cuh", "tile_teams.cuh"),
+    )
 
     @property
     def threads(self) -> int:
@@ -52,8 +57,16 @@ class TeamTiling(Tiling):
     def functions(self, dtype: str) -> str:
         return warpgroup_product(self.columns // self.warps_n, dtype)
 
+    def epilogue(self, fused: Epilogue) -> Epilogue:
+        return as_type("OwnEpilogue", fused)
+
     def macros(self, results: int, steps: int, panel: int = 1) -> dict[str, object]:
         return {**super().macros(results, steps, panel), "TEAMS": self.teams}
+
+
+def as_type(name: str, fused: Epilogue) -> Epilogue:
+    """An epilogue whose functions are those of a type, as tile_results.cuh calls them."""
+    return changed(fused, text=f"struct {name} {{\n{fused.text}\n}};")
 
 
 @dataclass(frozen=True)

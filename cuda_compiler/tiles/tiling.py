@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from cuda_compiler.packing import PACK_SIZES
 from npu_compiler.dtypes import DType
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.device_model import DeviceModel
 
 __all__ = ["BULK", "CLUSTERED", "STAGED_COLUMNS", "TEAMS", "WARPS", "Asked", "Tiling"]
@@ -98,6 +99,10 @@ class Tiling:
     def functions(self, dtype: str) -> str:
         """The functions that the kernel multiplies with, beside those of its files."""
         return ""
+
+    def epilogue(self, fused: Epilogue) -> Epilogue:
+        """The epilogue as the files call it."""
+        return fused
 
     def macros(self, results: int, steps: int, panel: int = 1) -> dict[str, object]:
         """What the files expect.

@@ -19,7 +19,7 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 class WarpTiling(Tiling):
     """Tiles that all warps of a block copy and multiply."""
 
-    files = ("tensor_cores.cuh", "tile.cuh", "tile_warps.cuh", "tile_store.cuh", "tile_once.cuh")
+    files = ("tensor_cores.cuh", "tile.cuh", "tile_copies.cuh", "tile_warps.cuh", "tile_store.cuh", "tile_once.cuh")
 
     @property
     def shared_bytes(self) -> int:

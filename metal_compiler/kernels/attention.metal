@@ -166,7 +166,8 @@ kernel void attention(
 #endif
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #if MASK == MASK_ADDED
-    // Numbers that are merely low close positions only in a row that has others open; else they all weigh the same.
+    // Numbers that are low, but not minus infinity, close positions only in a row that has others open; else all have
+    // the same weight.
     for (int r = int(simdgroup); r < TILE_M; r += SIMDGROUPS) {
         int found = 0;
         for (int start = 0; start < p.length && found == 0; start += 32) {
@@ -231,8 +232,10 @@ kernel void attention(
                 device const v_t* block_values = values + block * p.v_row;
 #endif
 #if defined(CODES) && defined(PAGE)
-                device const k_scale_t* block_key_scales = key_scales + page * K_SCALE_PAGE + block % PAGE * K_SCALE_ROW;
-                device const v_scale_t* block_value_scales = value_scales + page * V_SCALE_PAGE + block % PAGE * V_SCALE_ROW;
+                device const k_scale_t* block_key_scales =
+                    key_scales + page * K_SCALE_PAGE + block % PAGE * K_SCALE_ROW;
+                device const v_scale_t* block_value_scales =
+                    value_scales + page * V_SCALE_PAGE + block % PAGE * V_SCALE_ROW;
 #elif defined(CODES)
                 device const k_scale_t* block_key_scales = key_scales + block * K_SCALE_ROW;
                 device const v_scale_t* block_value_scales = value_scales + block * V_SCALE_ROW;

@@ -7,7 +7,7 @@ constant constexpr int A_BYTES = staged_bytes(TILE_M, TILE_K), B_BYTES = staged_
 constant constexpr int MEMORY_BYTES = larger(A_BYTES + B_BYTES, TILE_M * TILE_N * 4);
 constant constexpr int TAPS = TILE_K / A_CHUNK;
 
-// Coordinate of what does not exist; no sum with another coordinate lies inside of an image.
+// A coordinate for what does not exist: no sum with another coordinate lies inside of an image.
 constant constexpr int NOWHERE = -(1 << 29);
 
 METAL_FUNC bool is_inside(int y, int x, constant Params& p)
@@ -75,7 +75,7 @@ kernel void conv2d(
             b_tile, columns + k0 * p.weight_row, p.depth - k0, p.weight_columns - col0, p.weight_row, p.weight_col,
             thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        // What lies outside is read at the first pixel instead, and dropped: no thread takes another way.
+        // What lies outside is read at the first pixel instead, and dropped, so that threads do not diverge.
 #if A_CHUNK > 1
         for (uint i = thread_index; i < TILE_M * TAPS; i += THREADS) {
             uint row = i / TAPS;

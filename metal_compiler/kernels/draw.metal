@@ -1,5 +1,6 @@
-// Draws a token of each row by probability: a threadgroup a row. An entry is a token's place in the order, its logit
-// turned around ahead of its number; its weight is a count of units of 2^-40, so that sums depend on no order.
+// Draws a token of each row by probability: a threadgroup a row. An entry orders tokens: its upper bits are the logit,
+// inverted, and its lower bits the token's number. Weights are integers, in units of 2^-40, so that their sums do not
+// depend on the order.
 //
 // The tokens are counted and weighed in bins along the order. What is looked for, a number of tokens or a weight, lies
 // in one bin: its tokens are put in order, or, where they are too many, are divided among bins in turn.

@@ -162,7 +162,7 @@ METAL_FUNC void clear_bins(int thread_number, threadgroup Memory& memory)
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// Each bin then has what it and all before it have.
+// Replaces counts and weights of bins by the sums up to each bin.
 METAL_FUNC void add_up_bins(int thread_number, threadgroup Memory& memory)
 {
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -214,7 +214,7 @@ METAL_FUNC bool is_behind(int bin, ulong target, bool by_count, threadgroup Memo
     return by_count ? ulong(count_at(bin, memory)) > target : mass_at(bin, memory) > target;
 }
 
-// The first bin behind whose end `target` lies not; BINS where there is none.
+// The first bin that ends behind `target`; BINS where there is none.
 METAL_FUNC int bin_with(ulong target, bool by_count, int thread_number, threadgroup Memory& memory)
 {
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -80,7 +80,8 @@ kernel void grouped_matvec(
             for (int m = 0; m < VECTORS; ++m) {
                 float4 total = 0.0f;
                 for (int q = 0; q < FOURS; ++q) {
-                    inputs[m * FOURS + q] = four_inputs(x + m * p.vector_row + (unit * UNIT + 4 * q) * p.vector_k, p.vector_k);
+                    inputs[m * FOURS + q] =
+                        four_inputs(x + m * p.vector_row + (unit * UNIT + 4 * q) * p.vector_k, p.vector_k);
                     total += inputs[m * FOURS + q];
                 }
                 totals[m] = total_of(total);

@@ -145,7 +145,8 @@ kernel void matmul(
                 simdgroup_matrix<tile_t, 8, 8> b_matrix;
 #if B_ALONG_K
                 simdgroup_load(
-                    b_matrix, b_tile + (simdgroup * SIMDGROUP_COLUMNS + j * 8) * B_PITCH + k, B_PITCH, ulong2(0, 0), true);
+                    b_matrix, b_tile + (simdgroup * SIMDGROUP_COLUMNS + j * 8) * B_PITCH + k, B_PITCH, ulong2(0, 0),
+                    true);
 #else
                 simdgroup_load(b_matrix, b_tile + k * B_PITCH + simdgroup * SIMDGROUP_COLUMNS + j * 8, B_PITCH);
 #endif

@@ -1,5 +1,5 @@
-// Scans: each element with all ahead of it in its column. A threadgroup walks over chunk `group.y` of LANES
-// neighbouring columns, in tiles of ITEMS elements a thread; what the chunks ahead come to, `scan_totals` has found.
+// Scans: each result combines an element and all ahead of it in its column. A threadgroup walks over chunk `group.y` of
+// LANES neighbouring columns, in tiles of ITEMS elements a thread; `scan_totals` has combined the chunks ahead of it.
 // Grid: groups of columns in x, chunks in y.
 kernel void scan(
     device const State* totals [[buffer(0)]],

@@ -1,6 +1,6 @@
-// States of a scan among threads. LANES neighbouring threads stand for columns beside each other, and SLICES threads
-// share each column. What a state is, is generated: `State`, `combine`. They pass through threadgroup memory, as
-// simdgroups do not exchange integers of 64 bits.
+// States of a scan among threads. LANES neighbouring threads have neighbouring columns, and SLICES threads share each
+// column. What a state is, is generated: `State`, `combine`. They pass through threadgroup memory, as simdgroups do not
+// exchange integers of 64 bits.
 
 // The state of one element.
 METAL_FUNC State state_at(SOURCE_PARAMETERS constant Params& p, int outer, int position, int inner)

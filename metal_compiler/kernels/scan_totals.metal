@@ -1,4 +1,4 @@
-// What each chunk of a scan's columns comes to, for `scan`: states [columns, chunks].
+// Combines each chunk of a scan's columns, for `scan`: states [columns, chunks].
 // Grid: groups of columns in x, chunks in y.
 kernel void scan_totals(
     device State* totals [[buffer(TOTALS_BUFFER)]],

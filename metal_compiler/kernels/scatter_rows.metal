@@ -1,5 +1,5 @@
-// Rows combined where an index says: a threadgroup has 64 / LANES rows, of LANES * COLUMNS columns each. It looks
-// through the index in chunks, lists in order what is for its rows, and combines what it has listed.
+// Values combined in the rows that an index names: a threadgroup has 64 / LANES rows, of LANES * COLUMNS columns each.
+// It reads the whole index in chunks, lists the entries that name its rows, in order, and combines their values.
 // Grid: threadgroups in x, columns innermost, then rows. Block: 64.
 constant constexpr int ROWS = 64 / LANES;
 constant constexpr int OWN = CHUNK / 64; // indices of a thread

@@ -28,7 +28,7 @@ constexpr int larger(int a, int b)
 
 // Stages ROWS x COLUMNS elements, in chunks of CHUNK neighbours of a row: 16 bytes, or one element of any stride and
 // type. Elements beyond `rows` or `columns` become zero; a chunk lies either inside or outside. What lies outside is
-// read at the source's first element instead, and dropped: no thread takes another way.
+// read at the source's first element instead, and dropped, so that threads do not diverge.
 template <int ROWS, int COLUMNS, int CHUNK, typename T>
 METAL_FUNC void stage(
     threadgroup tile_t* tile, device const T* source, int rows, int columns, int row_stride, int column_stride,

@@ -139,6 +139,21 @@ def test_numbers_are_made_in_registers(form: Form) -> None:
     check_plan_compiles(plan, 90)
 
 
+class ToCodes(PackedProduct):
+    """The same, rounded to codes of a byte."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (super().forward(x) * 8).round().clamp(-128, 127).to(torch.int8)
+
+
+@pytest.mark.parametrize("m", [40, 130])
+def test_results_may_be_bytes(m: int) -> None:
+    """What makes packs of bytes once had a function of the name of one that makes numbers of codes."""
+    plan = ToCodes(160, 384, FORMS["int4"]).compiled(m).main
+    assert any("pack_of_bytes" in kernel.text for kernel in plan.kernels if kernel.entry == "warpgroup_codes")
+    check_plan_compiles(plan, 90)
+
+
 def test_groups_that_do_not_fit_a_step_go_another_way() -> None:
     model = PackedProduct(160, 416, replace(FORMS["int4"], group=52))
     assert "warpgroup_codes" not in {kernel.entry for kernel in model.compiled(130).main.kernels}

@@ -57,10 +57,6 @@ _FUNCTIONS = {
     "hurry_next_grid": "inline void hurry_next_grid() {}\n",
     "commit_copies": "inline void commit_copies() {}\n",
     "wait_for_copies": "inline void wait_for_copies() {}\n",
-    "copy_word": (
-        "inline void copy_word(void* target, const void* source)\n{\n"
-        "    host_load<4>((unsigned*)target, source, true);\n}\n"
-    ),
     "copy_chunk": (
         "inline void copy_chunk(void* target, const void* source, bool valid)\n{\n"
         "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
@@ -114,10 +110,6 @@ _FUNCTIONS = {
     "wait_for_products": "inline void wait_for_products() {}\n",
     "synchronize": (
         "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
-    ),
-    "wait_for_team": (
-        "inline void wait_for_team(int team)\n{\n"
-        "    WARPS_K == 1 ? __syncwarp() : meet(current->own->named[team], TEAM);\n}\n"
     ),
     "store_matrices": (
         "inline void store_matrices(uint address, const uint (&word)[4])\n"

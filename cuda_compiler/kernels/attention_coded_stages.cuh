@@ -2,8 +2,8 @@
 // products.
 constexpr int K_SCALES_AT = K_BYTES + PIECE * V_PITCH, V_SCALES_AT = K_SCALES_AT + PIECE * int(sizeof(k_scale_t));
 
-// Starts copying 16 rows of SIZE bytes; if they are not WHOLE, `count` of them are there, and the last one again behind
-// these.
+// Starts copying 16 rows of SIZE bytes. If they are not WHOLE, only `count` of them exist, and the last one is copied
+// again in place of the others.
 template <int SIZE, int PITCH, int STEP, bool WHOLE = true>
 __device__ __forceinline__ void copy_bytes(unsigned char* tile, const unsigned char* source, int count = PIECE)
 {
@@ -16,37 +16,37 @@ __device__ __forceinline__ void copy_bytes(unsigned char* tile, const unsigned c
     }
 }
 
-__device__ __forceinline__ k_scale_t* key_scales_of(unsigned char* slot)
+__device__ __forceinline__ k_scale_t* key_scales_of(unsigned char* stage)
 {
-    return reinterpret_cast<k_scale_t*>(slot + K_SCALES_AT);
+    return reinterpret_cast<k_scale_t*>(stage + K_SCALES_AT);
 }
-__device__ __forceinline__ v_scale_t* value_scales_of(unsigned char* slot)
+__device__ __forceinline__ v_scale_t* value_scales_of(unsigned char* stage)
 {
-    return reinterpret_cast<v_scale_t*>(slot + V_SCALES_AT);
+    return reinterpret_cast<v_scale_t*>(stage + V_SCALES_AT);
 }
 
-__device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries& query, unsigned char* slot)
+__device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries& query, unsigned char* stage)
 {
     Keys keys;
     #pragma unroll
     for (int half_piece = 0; half_piece < 2; ++half_piece) {
         int at = lane_place(half_piece * 2);
-        read_key(keys, half_piece, slot + at * K_PITCH);
-        keys.scale[half_piece] = float(key_scales_of(slot)[at]);
+        read_key(keys, half_piece, stage + at * K_PITCH);
+        keys.scale[half_piece] = float(key_scales_of(stage)[at]);
     }
     multiply_coded_keys(score, query, keys);
 }
 
-__device__ __forceinline__ void add_piece_values(Rows& rows, const Scores& weight, unsigned char* slot)
+__device__ __forceinline__ void add_piece_values(Rows& rows, const Scores& weight, unsigned char* stage)
 {
     Values values;
     #pragma unroll
     for (int which = 0; which < 4; ++which) {
-        read_value(values, which, slot + K_BYTES + value_place_of(which) * V_PITCH);
+        read_value(values, which, stage + K_BYTES + value_place_of(which) * V_PITCH);
     }
     #pragma unroll
     for (int half_piece = 0; half_piece < 2; ++half_piece) {
-        values.scale[half_piece] = float(value_scales_of(slot)[lane_place(half_piece * 2)]);
+        values.scale[half_piece] = float(value_scales_of(stage)[lane_place(half_piece * 2)]);
     }
     add_coded_values(rows, weight, values);
 }
