@@ -131,21 +131,23 @@ class _Parameters(local):
         Raises:
             DeviceError: They are more than any kernel takes; `entry` is the kernel's name.
         """
-        given = [value.to_bytes(8, "little") if isinstance(value, int) else value for value in values]
-        starts = [*accumulate((ceil_div(len(value), _ALIGNMENT) * _ALIGNMENT for value in given), initial=0)]
-        if starts[-1] > _MOST_PARAMETER_BYTES:
+        given = [_aligned(value.to_bytes(8, "little") if isinstance(value, int) else value) for value in values]
+        *places, end = accumulate(map(len, given), initial=self._base)
+        used = end - self._base
+        if used > _MOST_PARAMETER_BYTES:
             raise DeviceError(
-                f"'{entry}' is given {starts[-1]} bytes of parameters, expected at most {_MOST_PARAMETER_BYTES}; "
+                f"'{entry}' is given {used} bytes of parameters, expected at most {_MOST_PARAMETER_BYTES}; "
                 "compile the model again"
             )
-        ctypes.memset(self._base, 0, self._used)
-        for place, (start, value) in enumerate(zip(starts, given, strict=False)):
-            ctypes.memmove(self._base + start, value, len(value))
-            self._places[place] = self._base + start
-        for place in range(len(given), self._count):
-            self._places[place] = self._nothing
-        self._used, self._count = starts[-1], len(given)
+        content = b"".join(given).ljust(self._used, b"\0")
+        ctypes.memmove(self._base, content, len(content))
+        self._places[: max(len(places), self._count)] = [*places, *[self._nothing] * (self._count - len(places))]
+        self._used, self._count = used, len(places)
         return self._places
+
+
+def _aligned(parameter: bytes) -> bytes:
+    return parameter.ljust(ceil_div(len(parameter), _ALIGNMENT) * _ALIGNMENT, b"\0")
 
 
 _parameters = _Parameters()
