@@ -274,7 +274,7 @@ def simulate(costs: Costs, client: Client, seed: int = 0) -> dict[str, float]:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_simulation")
-    parser.add_argument("--share", type=float, nargs="*", default=[0.5, 0.6, 0.7], help="of a step beside a chunk")
+    parser.add_argument("--share", type=float, nargs="*", default=[0.5, 0.6, 0.75], help="of a step beside a chunk")
     parser.add_argument("--client", type=float, default=3.0, help="ms from an answer to the client's next request")
     options = parser.parse_args()
     for share in options.share:

@@ -9,6 +9,7 @@ import ctypes
 import reprlib
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import cast
 
 from cuda_compiler.artifact.vocabulary import LIBRARY_MATMUL
 from cuda_runtime.cupy_api import cupy
@@ -170,15 +171,15 @@ def check_call(step: LibraryCall, buffers: Sequence[Buffer]) -> None:
         DeviceError: It is not, or does not.
     """
     added = [name for name in ("addend_row", "bias") if name in step.attrs]
-    sizes = [step.attrs.get(name) for name in (*_SIZES, *added)]
+    sizes = {name: step.attrs.get(name) for name in (*_SIZES, *added)}
     known = step.routine == LIBRARY_MATMUL and str(step.attrs.get("dtype")) in _KINDS
     known &= len(added) <= 1 and len(step.args) == 3 + len(added)
-    if not known or not all(type(size) is int and 0 < size < 1 << 31 for size in sizes):
+    if not known or not all(type(size) is int and 0 < size < 1 << 31 for size in sizes.values()):
         raise DeviceError(
             f"step '{step.label}' calls the library routine '{step.routine}' with {reprlib.repr(step.attrs)}, expected "
             f"'{LIBRARY_MATMUL}' of {', '.join(_KINDS)}; compile the model with this release"
         )
-    matrices = _matrices({name: int(str(step.attrs[name])) for name in (*_SIZES, *added)})
+    matrices = _matrices(cast(dict[str, int], sizes))
     for argument, (lines, length, stride) in zip(step.args, matrices, strict=True):
         end = argument.offset + _ELEMENT_BYTES * ((lines - 1) * stride + length)
         if stride < length or end > buffers[argument.buffer].nbytes or argument.writes != (argument is step.args[-1]):

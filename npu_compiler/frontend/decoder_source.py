@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ def load_decoder(source: Path, dtype: str | None, seed: int, activations: str | 
         raise ExtractionError(
             f"given activations='{activations}' for '{source}', whose weights are not quantised; run npu quantize first"
         )
-    try:
+    with _loading(source):
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         own = str(config.dtype).removeprefix("torch.")
         kind = getattr(torch, dtype or (own if own in _HALF else "bfloat16"))
@@ -62,8 +64,6 @@ def load_decoder(source: Path, dtype: str | None, seed: int, activations: str | 
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation=attention_of(config))
         model.eval()
-    except Exception as error:  # whatever a configuration makes transformers raise
-        raise _refused(source, error) from error
     model.tie_weights()
     _seed_weights(model, seed)
     return model
@@ -84,10 +84,8 @@ def _quantised(source: Path, dtype: str | None, activations: str | None) -> Any:
             if importer is None:
                 return None
             tensors = SafetensorsFolder(source)
-            try:
+            with _loading(source):
                 config = AutoConfig.from_pretrained(source, local_files_only=True)
-            except (OSError, ValueError, KeyError, ImportError) as error:
-                raise _refused(source, error) from error
     for name in ("quantization_config", "quantization"):
         if hasattr(config, name):
             delattr(config, name)
@@ -96,11 +94,16 @@ def _quantised(source: Path, dtype: str | None, activations: str | None) -> Any:
     return coded_decoder(config, importer, tensors, getattr(torch, kind), activations)
 
 
-def _refused(source: Path, error: Exception) -> ExtractionError:
-    reason = str(error).strip().partition("\n")[0]
-    return ExtractionError(
-        f"given '{source}', expected a Hugging Face folder or config.json of a causal language model: {reason}"
-    )
+@contextmanager
+def _loading(source: Path) -> Iterator[None]:
+    """Lets transformers load something: whatever a configuration makes it raise is an ExtractionError."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ExtractionError(
+            f"given '{source}', expected a Hugging Face folder or config.json of a causal language model: {reason}"
+        ) from error
 
 
 def _seed_weights(model: Any, seed: int) -> None:

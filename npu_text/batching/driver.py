@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class Driver:
         self._lock = threading.Condition()
         self._stopping = False
         self._failure = ""
-        self._filling: list[tuple[Fill, Filling]] = []  # what may be under way
+        self._filling: deque[tuple[Fill, Filling]] = deque()  # what may be under way, in the order of the launches
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -162,15 +163,11 @@ class Driver:
         return None if turn.steps is None else self.engine.step(turn.steps)
 
     def _filled(self, waits: bool) -> list[tuple[Fill, Prefilled]]:
-        """What has run of the prompts under way; waits for the first one, where nothing else was waited for."""
+        """What has run of the prompts under way, in order; waits for the first one if nothing else was waited for."""
         done: list[tuple[Fill, Prefilled]] = []
-        left: list[tuple[Fill, Filling]] = []
-        for fill, filling in self._filling:
-            if (waits and not done) or filling.is_done():
-                done.append((fill, filling()))
-            else:
-                left.append((fill, filling))
-        self._filling = left
+        while self._filling and ((waits and not done) or self._filling[0][1].is_done()):
+            fill, filling = self._filling.popleft()
+            done.append((fill, filling()))
         return done
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +261,16 @@ def _pools(batch: BatchSpec, executor: Executor, device: Device) -> list[NPUBuff
     return [NPUBuffer(device, piece, spec) for piece, spec in zip(memory, own, strict=True)]
 
 
+@dataclass
+class _CopyTurn:
+    """A copy of a page that may be under way: its numbers are the device's until it has run."""
+
+    source: NDArray[Any]
+    target: NDArray[Any]
+    recording: Recording
+    launched: Launched = field(default_factory=Launched)
+
+
 class _PageCopy:
     """Copies a page of every pool to another place, in the order of what is filled in, and behind the steps so far.
 
@@ -277,20 +287,18 @@ class _PageCopy:
         pages = {spec.name: device_buffer(device, spec) for spec in read.plan.outputs}
         named = {spec.name: spec for executor in (read, write) for spec in executor.plan.inputs}
         self._device, self._behind = device.backend, engine.device.backend
-        self._turns: list[tuple[NDArray[Any], NDArray[Any], Recording]] = []
+        self._turns: deque[_CopyTurn] = deque()  # the one that was launched longest ago first
         for _ in range(_COPIES):
             source_array, source = visible(device, named["source"])
             target_array, target = visible(device, named["target"])
             taken: BoundPlan = read.bind(pools | {"source": source}, pages)
             put: BoundPlan = write.bind(pools | pages | {"target": target}, {})
-            self._turns.append((source_array, target_array, device.backend.record([taken, put])))
-        self._waits: deque[Launched] = deque()
+            self._turns.append(_CopyTurn(source_array, target_array, device.backend.record([taken, put])))
 
     def __call__(self, source: int, target: int) -> None:
-        if len(self._waits) == _COPIES:
-            self._waits.popleft()()
-        turn = self._turns.pop(0)
-        self._turns.append(turn)
-        turn[0][0], turn[1][0] = source, target
+        turn = self._turns[0]
+        self._turns.rotate(-1)
+        turn.launched()
+        turn.source[0], turn.target[0] = source, target
         self._device.wait_for(self._behind)
-        self._waits.append(turn[2].launch())
+        turn.launched = turn.recording.launch()

@@ -13,11 +13,12 @@ from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Device
 from npu_runtime.backend import BoundPlan, Launched, Recording
 from npu_text.batching.driver import Driver
-from npu_text.batching.engine import LaneSampling, Prefill
+from npu_text.batching.engine import LaneSampling, Prefill, Prefilled
 from npu_text.batching.paged_engine import PagedEngine
 from npu_text.batching.texts import Event, TextRequest, Turn
 from tests.language.test_paged_engine import Allowed, Text, go_on, one_step, prompt
 from tests.support.decoders import Decoder, check_greedy, greedy, make_decoder
+from tests.support.simulated_engine import SimulatedEngine
 
 _ASKED = 3
 
@@ -149,3 +150,22 @@ def test_a_mask_holds(engine: PagedEngine, decoder: Decoder) -> None:
     assert few.asked == 1  # while the device works
     logits = decoder.logits(prompt(20))[-1, few.tokens]
     assert filling().chosen.token == few.tokens[int(logits.argmax())]
+
+
+class _Filling:
+    def __init__(self, done: bool) -> None:
+        self._done = done
+
+    def is_done(self) -> bool:
+        return self._done
+
+    def __call__(self) -> Prefilled:
+        return Prefilled(None)
+
+
+def test_prompts_are_told_in_the_order_in_which_they_were_filled_in() -> None:
+    """One that ended while the one before it was asked about waits for that one."""
+    driver: Any = Driver(SimulatedEngine(), lambda events: None)
+    driver._filling.extend([("first", _Filling(False)), ("second", _Filling(True)), ("third", _Filling(True))])
+    assert driver._filled(waits=False) == []
+    assert [name for name, _ in driver._filled(waits=True)] == ["first", "second", "third"]
