@@ -52,6 +52,7 @@ WARPS = 8
 CLUSTER = 8
 """Blocks of a cluster, at the most."""
 
+_SET = 8  # rows that tensor cores multiply at a time
 _MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
 _MAX_TILES = 8192  # that a block lists
 
@@ -146,7 +147,7 @@ class Division:
 def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
     """Whether the kernel computes an operand of attention itself: queries, or what is scattered into keys or values."""
     problem = group.problem
-    if not isinstance(problem, Attention) or _parts(problem) is None:
+    if not isinstance(problem, Attention) or not _parts(problem):
         return False
     if isinstance(operand, Computed):
         return position == 0 and not operand.is_of_rows
@@ -162,11 +163,10 @@ def are_fresh_rows(produced: Group, tensor: TracedTensor) -> bool:
     return _is_of_rows(produced, tensor) and _names_rows(produced)
 
 
-def _parts(problem: Attention) -> int | None:
-    """How many groups the query heads of a head of keys make, so that each has few rows; None where none do."""
+def _parts(problem: Attention) -> list[int]:
+    """How many groups the query heads of a head of keys may make, so that each has few rows, the fewest first."""
     counts = range(1, problem.shared + 1 if problem.rows <= _MAX_PARTED_ROWS else 2)
-    fitting = (n for n in counts if problem.shared % n == 0 and problem.shared // n * problem.rows <= MAX_ROWS)
-    return next(fitting, None)
+    return [n for n in counts if problem.shared % n == 0 and problem.shared // n * problem.rows <= MAX_ROWS]
 
 
 def _is_of_rows(produced: Group, tensor: TracedTensor) -> bool:
@@ -265,15 +265,18 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
     """How the work is divided, over blocks of the mask of so many positions; None where the kernel does not suit."""
     if not offers(device, CLUSTERS):
         return None
-    parts = _parts(problem)
-    if parts is None:
+    fitting, tiles = _parts(problem), ceil_div(problem.length, block)
+    if not fitting:
         return None
+    costs, held, pieces = _Costs.of(device), cluster_cores(device)[CLUSTER], tiles * block // PIECE
+    parts, groups = fitting[0], problem.batch * problem.groups
+    if pieces <= costs.depth * CLUSTER * WARPS:  # latency, not bytes, is what such a launch takes
+        shorter = (n for n in fitting if problem.shared // n * problem.rows <= _SET and groups * n * CLUSTER <= held)
+        parts = next(shorter, parts)
     rows = problem.shared // parts * problem.rows
-    tiles = ceil_div(problem.length, block)
     if not suits_warps(problem, rows) or tiles > _MAX_TILES:
         return None
-    heads, pieces = problem.batch * problem.groups * parts, tiles * block // PIECE
-    costs, held = _Costs.of(device), cluster_cores(device)[CLUSTER]
+    heads = groups * parts
     cluster = CLUSTER
     while cluster > 1 and (heads * cluster > 2 * held or cluster // 2 * WARPS >= pieces):
         cluster //= 2

@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     }
 #if FRESH
     __shared__ Fresh fresh;
-    int key_places[FRESH], value_places[FRESH];
+    __shared__ int key_places[FRESH], value_places[FRESH];
     find_places(key_places, value_places, batch, group, OPERAND_ARGUMENTS p);
 #endif
     OwnQueries own;

@@ -64,21 +64,22 @@ template <int SIZE, int PITCH>
 __device__ __forceinline__ void patch(
     unsigned char* tile, const tile_t* fresh, const int (&places)[FRESH], int position)
 {
-    bool changed = false;
+    int lane = int(threadIdx.x) % 32, own = lane < FRESH ? places[lane] - position : PIECE;
+    uint inside = __ballot_sync(0xffffffffu, 0 <= own && own < PIECE);
+    if (inside == 0) {
+        return;
+    }
     #pragma unroll
     for (int row = 0; row < FRESH; ++row) {
-        int at = places[row] - position;
-        if (0 <= at && at < PIECE) {
-            for (int column = int(threadIdx.x) % 32 * 8; column < SIZE; column += 256) {
+        if (inside >> row & 1) {
+            int at = places[row] - position;
+            for (int column = lane * 8; column < SIZE; column += 256) {
                 *reinterpret_cast<uint4*>(tile + at * PITCH + column * 2) =
                     *reinterpret_cast<const uint4*>(fresh + row * (HEAD_SIZE + VALUE_SIZE) + column);
             }
-            changed = true;
         }
     }
-    if (changed) {
-        __syncwarp();
-    }
+    __syncwarp();
 }
 #endif
 
@@ -120,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
         wait_for_previous_grid();
     }
 #if FRESH
-    int key_places[FRESH], value_places[FRESH];
+    __shared__ int key_places[FRESH], value_places[FRESH];
     find_places(key_places, value_places, batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
 #endif
     compute_inputs(queries, fresh, batch, group, OPERAND_ARGUMENTS p);

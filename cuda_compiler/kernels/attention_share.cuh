@@ -30,13 +30,16 @@ private:
 };
 
 #if FRESH
-// Where in memory the new keys and values of a head of keys go; negative where there is no such place.
+// Where in memory the new keys and values of a head of keys go; negative where there is no such place. A thread finds
+// one, and all may read them behind a barrier.
 __device__ __forceinline__ void find_places(
     int (&key_places)[FRESH], int (&value_places)[FRESH], int batch, int head, OPERAND_PARAMETERS const Params& p)
 {
-    #pragma unroll
-    for (int row = 0; row < FRESH; ++row) {
+    static_assert(2 * FRESH <= THREADS, "a thread for each place");
+    int row = int(threadIdx.x) % FRESH;
+    if (threadIdx.x < FRESH) {
         key_places[row] = key_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
+    } else if (threadIdx.x < 2 * FRESH) {
         value_places[row] = value_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
     }
 }

@@ -12,6 +12,7 @@ from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.bulk import bulk_options, lower_bulk, suits_bulk
 from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes_of, in_pairs
 from cuda_compiler.products.codes import CODE_MACROS, code_function
+from cuda_compiler.products.few_codes import few_codes_options
 from cuda_compiler.products.few_rows import few_rows_options, is_quicker
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, lower_grouped_vectors
 from cuda_compiler.products.integer_rows import integer_rows_options
@@ -106,7 +107,7 @@ def _any_rows(found: Product, around: AnchoredGroup) -> list[CallOption]:
     if isinstance(found.b.operand, GroupedCodes):
         if found.m <= MAX_ROWS:
             others = CallOption("", (lower_grouped_vectors(found, around),))
-            return [*integer_rows_options(found, around), others]
+            return [*integer_rows_options(found, around), *few_codes_options(found, around), others]
         return packed_options(found, around, _options)
     vectors = as_vectors(found, around.group)
     if vectors is not None:
