@@ -9,58 +9,89 @@ constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHAR
 constexpr int ITEMS_EACH = (ITEMS + TEAM - 1) / TEAM, SHARE_EACH = (SHARE + TEAM - 1) / TEAM;
 constexpr int GATHERED = CLUSTER > 1 ? TEAMS * CLUSTER * SHARE * VALUES : 0; // floats that blocks send to one of them
 constexpr int OCTETS = UNIT / 32, BUNDLE_CODES = 4 * UNIT; // an octet of codes for each of four lanes
-constexpr int STAGED_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER;
-constexpr int VECTOR_ROW = STAGED_BUNDLES * BUNDLE_CODES + (BITS == 4 ? 32 : 16); // neighbours begin in other banks
-constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, PARTS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2;
-constexpr int GATHERED_AT = PARTS_AT + 2 * PART * 4;
+constexpr int STAGED_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER, STAGED_UNITS = 4 * STAGED_BUNDLES;
+constexpr int VECTOR_ROW = STAGED_UNITS * UNIT + (BITS == 4 ? 32 : 16); // neighbours begin in other banks
+constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, TOTALS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2;
+constexpr int PARTS_AT = TOTALS_AT + STAGED_UNITS * COLUMNS * 4, GATHERED_AT = PARTS_AT + 2 * PART * 4;
+
+// Codes of four bits stay added to 16 as they become numbers: that, and the zero point, leave with the sum of a unit's
+// numbers of the vector.
+constexpr bool LATE_ZERO = BITS == 4 && !CODEBOOK, BY_UNIT = !ONE_GROUP || LATE_ZERO;
+constexpr bool BY_ONES = false;
+// Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal
+// ones without a gap; times 2^127 they are numbers of this unit.
+constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
+constexpr float NUMBER_UNIT = SUBNORMAL ? 0.015625f : 1.0f;
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 static_assert(!PROLOGUE || CLUSTER == 1, "blocks compute whole vectors");
 
 typedef float Sums[GROUPS_OF_COLUMNS][4]; // in the register layout of mma.m16n8k16
 
-// Vectors in shared memory, each octet in the order in which codes become numbers.
+// What is subtracted from numbers, or added to those that are made of subnormal ones.
+__device__ __forceinline__ uint offset_pair(float zero)
+{
+    return SUBNORMAL ? pair_of((zero + (CODE_KIND == CODES_SIGNED ? 128.0f : 0.0f)) * -NUMBER_UNIT) : zero_pair(zero);
+}
+
+// The numbers of an octet of codes, in two words where they are bytes.
+__device__ __forceinline__ void make_numbers(
+    uint (&pairs)[4], const uint (&word)[2], uint offset, const Codebook& codebook)
+{
+    if (LATE_ZERO) {
+        #pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            pairs[pair] = sixteen_and_codes(word[0], pair);
+        }
+    } else if (SUBNORMAL) {
+        #pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            uint moved = CODE_KIND == CODES_SIGNED ? word[pair / 2] ^ 0x80808080u : word[pair / 2];
+            pairs[pair] = Numbers::fma(__byte_perm(moved, 0, pair % 2 ? 0x4341 : 0x4240), 0x7f007f00u, offset);
+        }
+    } else {
+        octet_as_numbers(pairs, word, 0, offset, codebook);
+    }
+}
+
+// Vectors in shared memory, each octet in the order in which codes become numbers, and the sums of units.
 struct Vectors {
     vector_t* staged;
-    int first; // of the elements that the block has
+    float* totals; // of units, of all columns
+    int first;     // of the elements that the block has
 
-    __device__ __forceinline__ static void order(vector_t* target, const Pack<vector_t, 8>& given)
-    {
-        Pack<vector_t, 8> ordered;
-        #pragma unroll
-        for (int u = 0; u < 8; ++u) {
-            ordered[u] = given[place_in_octet(u)];
-        }
-        store_pack(target, ordered);
-    }
-
-    // By all threads, from memory, or where they have been computed.
+    // From memory, or where they have been computed, `count` elements of each. SPLIT warps share a vector.
     __device__ __forceinline__ void stage(const vector_t* source, int source_row, int count) const
     {
-        constexpr int AT_ONCE = 4; // so many loads wait for memory together
-        int octets = count / 8, all = VECTORS * octets;
+        constexpr int SPLIT = BLOCK_WARPS < VECTORS ? 1 : BLOCK_WARPS / VECTORS, STEP_OCTETS = 32 * SPLIT;
+        constexpr int ROUNDS = (ROW_OCTETS + STEP_OCTETS - 1) / STEP_OCTETS;
+        constexpr int AT_ONCE = ROUNDS <= 6 ? ROUNDS : 4; // loads that wait for memory together
+        int warp = int(threadIdx.x) / 32, own = warp % SPLIT * 32 + int(threadIdx.x) % 32;
         #pragma unroll 1
-        for (int base = int(threadIdx.x); base < all; base += AT_ONCE * THREADS) {
-            Pack<vector_t, 8> given[AT_ONCE];
-            #pragma unroll
-            for (int each = 0; each < AT_ONCE; ++each) {
-                int index = min(base + each * THREADS, all - 1), v = index / octets, octet = index % octets;
-                given[each] = load_pack<8>(source + (long long)v * source_row + octet * 8);
-            }
-            #pragma unroll
-            for (int each = 0; each < AT_ONCE; ++each) {
-                int index = base + each * THREADS, v = index / octets, octet = index % octets;
-                if (index < all) {
-                    order(staged + v * VECTOR_ROW + octet * 8, given[each]);
+        for (int v = warp / SPLIT; v < VECTORS; v += BLOCK_WARPS / SPLIT) {
+            const vector_t* row = source + (long long)v * source_row;
+            #pragma unroll 1
+            for (int base = own; base / 32 * 32 < ROW_OCTETS; base += AT_ONCE * STEP_OCTETS) {
+                Pack<vector_t, 8> given[AT_ONCE] = {};
+                #pragma unroll
+                for (int each = 0; each < AT_ONCE; ++each) {
+                    int octet = base + each * STEP_OCTETS;
+                    if (octet * 8 < count) {
+                        given[each] = load_pack<8>(row + octet * 8);
+                    }
+                }
+                #pragma unroll
+                for (int each = 0; each < AT_ONCE; ++each) {
+                    store_octet(given[each], v, base + each * STEP_OCTETS);
                 }
             }
         }
     }
 
-    // The four pairs of a lane's octet in its column of a group of columns, at a place along k.
-    __device__ __forceinline__ void load(uint (&pairs)[4], int group, int k) const
+    // The four pairs of a lane's octet in its column of a group of columns, at a place in the staged vectors.
+    __device__ __forceinline__ void load(uint (&pairs)[4], int group, int place) const
     {
         int lane = int(threadIdx.x) % 32, quad = lane % 4, column = group * 8 + lane / 4;
-        const vector_t* row = staged + (column < VECTORS ? column : 0) * VECTOR_ROW + (k - first); // unread beyond
+        const vector_t* row = staged + (column < VECTORS ? column : 0) * VECTOR_ROW + place; // unread beyond
         constexpr int EACH = BITS == 4 ? 4 : 2;
         #pragma unroll
         for (int part = 0; part < 4; part += EACH) {
@@ -71,21 +102,65 @@ struct Vectors {
             }
         }
     }
+
+private:
+    static constexpr int ROW_OCTETS = STAGED_UNITS * UNIT / 8;
+
+    __device__ __forceinline__ void store_octet(const Pack<vector_t, 8>& given, int v, int octet) const
+    {
+        constexpr int SHARERS = UNIT / 8; // neighbouring lanes that have a unit
+        Pack<vector_t, 8> ordered;
+        float total = 0.0f;
+        #pragma unroll
+        for (int u = 0; u < 8; ++u) {
+            ordered[u] = given[place_in_octet(u)];
+            total += float(given[u]);
+        }
+        total = LATE_ZERO && !BY_ONES ? warp_sum<SHARERS>(total) : 0.0f;
+        if (octet < ROW_OCTETS) {
+            store_pack(staged + v * VECTOR_ROW + octet * 8, ordered);
+            if (LATE_ZERO && !BY_ONES && octet % SHARERS == 0) {
+                totals[octet / SHARERS * COLUMNS + v] = total;
+            }
+        }
+    }
 };
+
+// Adds the products of a unit, times the scales of two rows, to their sums.
+__device__ __forceinline__ void add_unit(
+    Sums& sum, const Sums& own, const Sums& inputs, const Vectors& vectors, int unit, const Scales (&scales)[2])
+{
+    #pragma unroll
+    for (int group = 0; group < GROUPS_OF_COLUMNS; ++group) {
+        const float* totals = vectors.totals + unit * COLUMNS + group * 8 + int(threadIdx.x) % 4 * 2;
+        Pack<float, 2> total = {};
+        if (BY_ONES) {
+            total[0] = inputs[group][0], total[1] = inputs[group][1];
+        } else if (LATE_ZERO) {
+            total = load_pack<2>(totals);
+        }
+        #pragma unroll
+        for (int index = 0; index < 4; ++index) {
+            const Scales& of = scales[index / 2];
+            float found = LATE_ZERO ? own[group][index] - (of.zero + 16.0f) * total[index % 2] : own[group][index];
+            sum[group][index] += ONE_GROUP ? found : of.scale / NUMBER_UNIT * found;
+        }
+    }
+}
 
 // Adds the products of a bundle, the first or the second of a step.
 __device__ __forceinline__ void multiply_bundle(
     Sums& sum, const unsigned char* stage, const Vectors& vectors, const Codebook& codebook, int tile, int at,
     int second, const Params& p)
 {
-    int row = int(threadIdx.x) % 32 / 4;
+    int row = int(threadIdx.x) % 32 / 4, first = at * 4 - vectors.first / UNIT; // unit of the bundle
     const Codes codes(stage, second);
     #pragma unroll
     for (int unit = 0; unit < 4; ++unit) {
         const Scales scales[2] = {
             Scales(stage, tile, row, at, second, unit, p), Scales(stage, tile, row + 8, at, second, unit, p)};
-        uint zero[2] = {zero_pair(scales[0].zero), zero_pair(scales[1].zero)};
-        Sums own = {};
+        uint offset[2] = {offset_pair(scales[0].zero), offset_pair(scales[1].zero)};
+        Sums own = {}, inputs = {};
         #pragma unroll
         for (int octet = unit * OCTETS; octet < (unit + 1) * OCTETS; ++octet) {
             uint number[2][4];
@@ -94,22 +169,25 @@ __device__ __forceinline__ void multiply_bundle(
                 const uint word[2] = {
                     BITS == 4 ? codes.word[octet / 2][octet % 2 * 2 + side] : codes.word[octet % PAIRS_OF_CHUNKS][side],
                     codes.word[octet % PAIRS_OF_CHUNKS][2 + side]};
-                octet_as_numbers(number[side], word, 0, zero[side], codebook);
+                make_numbers(number[side], word, offset[side], codebook);
             }
             #pragma unroll
             for (int group = 0; group < GROUPS_OF_COLUMNS; ++group) {
                 uint x[4];
-                vectors.load(x, group, at * BUNDLE_CODES + octet * 32);
+                vectors.load(x, group, first * UNIT + octet * 32);
                 #pragma unroll
                 for (int part = 0; part < 4; part += 2) {
                     const uint a[4] = {number[0][part], number[1][part], number[0][part + 1], number[1][part + 1]};
-                    TensorCores<vector_t>::multiply(ONE_GROUP ? sum[group] : own[group], a, x[part], x[part + 1]);
+                    TensorCores<vector_t>::multiply(BY_UNIT ? own[group] : sum[group], a, x[part], x[part + 1]);
+                    if (LATE_ZERO && BY_ONES) {
+                        const uint ones[4] = {Numbers::ONE, Numbers::ONE, Numbers::ONE, Numbers::ONE};
+                        TensorCores<vector_t>::multiply(inputs[group], ones, x[part], x[part + 1]);
+                    }
                 }
             }
         }
-        #pragma unroll
-        for (int index = 0; index < (ONE_GROUP ? 0 : GROUPS_OF_COLUMNS * 4); ++index) {
-            sum[index / 4][index % 4] += scales[index % 4 / 2].scale * own[index / 4][index % 4];
+        if (BY_UNIT) {
+            add_unit(sum, own, inputs, vectors, first + unit, scales);
         }
     }
 }
@@ -132,8 +210,9 @@ __device__ __forceinline__ void multiply_tile(
             multiply_bundle(sum, codes, vectors, codebook, tile, bundle + 1, 1, p);
         }
         if (ONE_GROUP && bundle + STEP >= ring.last) {
-            row_scale[0] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4]);
-            row_scale[1] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4 + 8]);
+            const scale_t* found = reinterpret_cast<const scale_t*>(codes + SCALES_AT) + lane / 4;
+            row_scale[0] = float(found[0]) / NUMBER_UNIT;
+            row_scale[1] = float(found[8]) / NUMBER_UNIT;
         }
         __syncwarp(); // all lanes have read what is overwritten
         ring.fill(codes, further, p);
@@ -203,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     hurry_next_grid();
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     Ring ring{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K};
-    ring.seek(first_tile + clusters * team);
+    ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
     #pragma unroll 1
     for (int stage = 0; stage < STAGES; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);
@@ -211,7 +290,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
-    const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
+    const Vectors vectors{
+        reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), reinterpret_cast<float*>(dynamic_shared + TOTALS_AT),
+        first * BUNDLE_CODES};
 #if PROLOGUE
     for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
         compute_row(

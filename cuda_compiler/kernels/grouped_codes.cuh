@@ -155,6 +155,14 @@ __device__ __forceinline__ void bytes_as_numbers(uint (&pairs)[4], uint first, u
     }
 }
 
+// Two codes of four bits of an octet, each added to 16: their bits are the highest of the mantissa.
+__device__ __forceinline__ uint sixteen_and_codes(uint octet, int pair)
+{
+    constexpr int PLACE = Numbers::MANTISSA - 4;
+    uint moved = pair * 4 <= PLACE ? octet << (PLACE - pair * 4) : octet >> (pair * 4 - PLACE);
+    return and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN);
+}
+
 // The numbers of an octet, less the zero.
 template <int WORDS>
 __device__ __forceinline__ void octet_as_numbers(
@@ -165,13 +173,10 @@ __device__ __forceinline__ void octet_as_numbers(
 #else
     if (BITS == 8) {
         bytes_as_numbers(pairs, word[octet * 2 % WORDS], word[(octet * 2 + 1) % WORDS], zero);
-    } else if (BITS == 4) { // 16 + the code, whose bits are the highest of the mantissa
-        constexpr int PLACE = Numbers::MANTISSA - 4;
+    } else if (BITS == 4) {
         #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
-            uint source = word[octet % WORDS];
-            uint moved = pair * 4 <= PLACE ? source << (PLACE - pair * 4) : source >> (pair * 4 - PLACE);
-            pairs[pair] = Numbers::sub(and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN), zero);
+            pairs[pair] = Numbers::sub(sixteen_and_codes(word[octet % WORDS], pair), zero);
         }
     } else {
         #pragma unroll

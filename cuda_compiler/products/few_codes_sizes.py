@@ -21,12 +21,14 @@ class FewCodes:
         warps_k: Warps of a team, which share k.
         stages: Steps that each warp has on their way.
         cluster: Blocks that share k.
+        resident: Blocks of a multiprocessor.
     """
 
     teams: int
     warps_k: int
     stages: int
     cluster: int = 1
+    resident: int = 1
 
     @property
     def warps(self) -> int:
@@ -36,20 +38,22 @@ class FewCodes:
     def clusters(self, work: Work, device: DeviceModel) -> int:
         """Clusters that the launch has; of one block each where there are none."""
         held = device.cores if self.cluster == 1 else cluster_cores(device)[self.cluster]
-        return min(ceil_div(work.tiles, 1), held // self.cluster)
+        teams = 1 if self.cluster == 1 else self.teams  # tiles go to blocks first
+        return min(ceil_div(work.tiles, teams), held * self.resident // self.cluster)
 
     def shared_bytes(self, work: Work, rows: int, values: int) -> int:
         """Dynamic shared memory of a block whose threads store so many values at a time; as in few_codes.cuh."""
         columns = 8 * ceil_div(rows, 8)
-        vector_row = ceil_div(work.bundles, self.cluster) * BUNDLE * work.unit + (32 if work.bits == 4 else 16)
+        units = ceil_div(work.bundles, self.cluster) * BUNDLE
+        vectors = 2 * rows * (units * work.unit + (32 if work.bits == 4 else 16)) + 4 * units * columns
         parts = 2 * 4 * self.warps * columns * (TILE + 4)
         share = ceil_div(TILE // values * rows, self.cluster)
         gathered = 2 * 4 * self.teams * self.cluster * share * values if self.cluster > 1 else 0
-        return self.warps * self.stages * work.stage_bytes + 2 * rows * vector_row + parts + gathered
+        return self.warps * self.stages * work.stage_bytes + vectors + parts + gathered
 
 
 def few_codes_sizes(work: Work, rows: int, values: int, device: DeviceModel) -> FewCodes | None:
     """The sizes that should be the quickest; None where nothing fits."""
     if work.k > 4000:
-        return FewCodes(3, 4, 2, 4)
-    return FewCodes(1, 6, 1) if work.tiles <= 132 else FewCodes(8, 2, 1)
+        return FewCodes(7, 2, 2, 8)
+    return FewCodes(1, 8, 1) if work.tiles <= 132 else FewCodes(8, 2, 2)

@@ -33,6 +33,7 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=11, n=48, k=1280, bits=8, kind=torch.int8, group=1280), BFLOAT, FewCodes(3, 1, 1, 2)),
     (Case(m=7, n=32, k=1024, codebook=True), HALF, FewCodes(2, 2, 1)),
     (Case(m=6, n=32, k=768, bits=8, kind=torch.float8_e4m3fn, group=768), BFLOAT, FewCodes(1, 2, 2)),
+    (Case(m=4, n=32, k=512, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(1, 4, 1)),
 ]
 """Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters."""
 
