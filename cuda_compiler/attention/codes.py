@@ -103,7 +103,7 @@ def suits_codes(problem: Attention, device: DeviceModel, block: int) -> bool:
     k, v = problem.k, problem.v
     if not isinstance(k, CodedRows) or not isinstance(v, CodedRows) or k.kind != v.kind:
         return False
-    return count_of_new(problem) is not None and divide(problem, block, device) is not None
+    return count_of_new(problem) is not None and divide(problem, block, device, parted=False) is not None
 
 
 def numbers_of_codes(problem: Attention, lowering: Lowering) -> list[KernelCall]:
@@ -135,7 +135,7 @@ def _staged(problem: Attention, lowering: Lowering, with_numbers: bool) -> list[
 def lower_codes(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -> KernelCall:
     """One launch, for what `suits_codes` takes; arguments as those of `decode.lower_decode`."""
     k, v, lowering = problem.k, problem.v, around.lowering
-    division = divide(problem, blocks.positions, around.device)
+    division = divide(problem, blocks.positions, around.device, parted=False)
     assert isinstance(k, CodedRows)
     assert isinstance(v, CodedRows)
     assert division is not None

@@ -261,8 +261,15 @@ def count_of_new(problem: Attention) -> int | None:
     return counts.pop() if len(counts) == 1 and max(counts) <= MAX_ROWS else None
 
 
-def divide(problem: Attention, block: int, device: DeviceModel) -> Division | None:
-    """How the work is divided, over blocks of the mask of so many positions; None where the kernel does not suit."""
+def divide(problem: Attention, block: int, device: DeviceModel, parted: bool = True) -> Division | None:
+    """How the work is divided; None where the kernel does not suit.
+
+    Args:
+        problem: What is to be computed.
+        block: Positions of a block of the mask.
+        device: The device.
+        parted: Whether clusters may share the query heads of a head of keys where one could have them all.
+    """
     if not offers(device, CLUSTERS):
         return None
     fitting, tiles = _parts(problem), ceil_div(problem.length, block)
@@ -270,7 +277,7 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
         return None
     costs, held, pieces = _Costs.of(device), cluster_cores(device)[CLUSTER], tiles * block // PIECE
     parts, groups = fitting[0], problem.batch * problem.groups
-    if pieces <= costs.depth * CLUSTER * WARPS:  # latency, not bytes, is what such a launch takes
+    if parted and pieces <= costs.depth * CLUSTER * WARPS:  # latency, not bytes, is what such a launch takes
         shorter = (n for n in fitting if problem.shared // n * problem.rows <= _SET and groups * n * CLUSTER <= held)
         parts = next(shorter, parts)
     rows = problem.shared // parts * problem.rows

@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     leave_queries(queries, own);
     __syncthreads();
 #if FRESH
-    if (share.is_first()) { // the last warps have the fewest pieces
+    if (share.is_last()) { // the last warps have the fewest pieces
         for (int each = WARPS - 1 - warp; each < FRESH * 2; each += WARPS) {
             int row = each / 2, place = each % 2 ? value_places[row] : key_places[row];
             if (place < 0) { // there is no such place
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     }
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
-    if (share.is_first() && threadIdx.x == 0) {
+    if (share.is_last() && threadIdx.x == 0) {
         report_places(batch, group, OPERAND_ARGUMENTS p);
     }
 #endif

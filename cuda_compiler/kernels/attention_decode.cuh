@@ -51,10 +51,11 @@ __device__ __forceinline__ void compute_inputs(
 template <int SIZE, int STEP>
 __device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh, const int (&places)[FRESH])
 {
-    for (int index = int(threadIdx.x); index < FRESH * SIZE; index += THREADS) {
+    for (int index = int(threadIdx.x) * 8; index < FRESH * SIZE; index += THREADS * 8) {
         int row = index / SIZE, column = index % SIZE;
         if (places[row] >= 0) { // else there is no such place
-            target[(long long)places[row] * STEP + column] = fresh[row * (HEAD_SIZE + VALUE_SIZE) + column];
+            *reinterpret_cast<uint4*>(target + (long long)places[row] * STEP + column) =
+                *reinterpret_cast<const uint4*>(fresh + row * (HEAD_SIZE + VALUE_SIZE) + column);
         }
     }
 }
@@ -127,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     compute_inputs(queries, fresh, batch, group, OPERAND_ARGUMENTS p);
     __syncthreads();
 #if FRESH
-    if (share.is_first() && group % HEAD_PARTS == 0) {
+    if (share.is_last() && group % HEAD_PARTS == 0) {
         write_fresh<HEAD_SIZE, K_ROW>(k, fresh, key_places);
         write_fresh<VALUE_SIZE, V_ROW>(v, fresh + HEAD_SIZE, value_places);
     }
@@ -159,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     }
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
-    if (share.is_first() && group % HEAD_PARTS == 0 && threadIdx.x == 0) {
+    if (share.is_last() && group % HEAD_PARTS == 0 && threadIdx.x == 0) {
         report_places(batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
     }
 #endif

@@ -15,7 +15,8 @@ struct Share {
         warp = int(threadIdx.x) / 32;
     }
     __device__ __forceinline__ bool is_nobodys() const { return split >= splits; }
-    __device__ __forceinline__ bool is_first() const { return split == 0; }
+    // The block that has the fewest pieces.
+    __device__ __forceinline__ bool is_last() const { return split == splits - 1; }
     __device__ __forceinline__ int busy_warps() const { return min(count, WARPS); }
     __device__ __forceinline__ bool has(int turn) const { return warp + turn * WARPS < count; }
     __device__ __forceinline__ int position(int turn) const
