@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,8 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import MissingDependencyError
 from npu_runtime import Device, Executor, NPUBuffer
 from tests.cuda.kernels import check_plan_compiles
+from tests.support.coded_cache import host_numbers
+from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
 from tests.support.running import host_array
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -125,21 +129,30 @@ def run(executor: Executor, given: Mapping[str, torch.Tensor], device: Device) -
 
 def check(sizes: Sizes, dtype: torch.dtype, positions: list[int], device: Device, step: type[Step] = Step) -> None:
     executor = Executor(compiled(sizes, dtype, step), device)
-    unit = torch.finfo(dtype).eps / 2
     for position in positions:
         given = tensors(sizes, dtype, position)
-        exact = {name: t.double() if t.is_floating_point() else t for name, t in given.items()}
         results = run(executor, given, device)
-        result, keys, values = step(sizes)(**exact)
-        closed = result.isnan() if sizes.mask == "closed" else torch.zeros_like(result, dtype=torch.bool)
-        np.testing.assert_allclose(results[1], keys.numpy(), rtol=unit * 1.01, atol=1e-5)
-        np.testing.assert_allclose(results[2], values.numpy(), rtol=unit * 1.01, atol=1e-5)
-        # rounded queries and keys change a score by up to some units of its own size, and so a weight
-        np.testing.assert_allclose(
-            results[0], result.masked_fill(closed, 0.0).numpy(), rtol=unit * 1.01, atol=40 * unit
-        )
+        check_results(results, sizes, dtype, given, step)
         again = run(executor, given, device)
         assert all(np.array_equal(a, b) for a, b in zip(results, again, strict=True))
+
+
+def check_results(
+    results: list[NDArray[np.float64]],
+    sizes: Sizes,
+    dtype: torch.dtype,
+    given: Mapping[str, torch.Tensor],
+    step: type[Step] = Step,
+) -> None:
+    """Compares the result and both caches with PyTorch in float64."""
+    unit = torch.finfo(dtype).eps / 2
+    exact = {name: t.double() if t.is_floating_point() else t for name, t in given.items()}
+    result, keys, values = step(sizes)(**exact)
+    closed = result.isnan() if sizes.mask == "closed" else torch.zeros_like(result, dtype=torch.bool)
+    np.testing.assert_allclose(results[1], keys.numpy(), rtol=unit * 1.01, atol=1e-5)
+    np.testing.assert_allclose(results[2], values.numpy(), rtol=unit * 1.01, atol=1e-5)
+    # rounded queries and keys change a score by up to some units of its own size, and so a weight
+    np.testing.assert_allclose(results[0], result.masked_fill(closed, 0.0).numpy(), rtol=unit * 1.01, atol=40 * unit)
 
 
 @BOTH
@@ -169,6 +182,36 @@ def check(sizes: Sizes, dtype: torch.dtype, positions: list[int], device: Device
 )
 def test_equals_torch(sizes: Sizes, positions: list[int], dtype: torch.dtype, device: Device) -> None:
     check(sizes, dtype, positions, device)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
+@pytest.mark.parametrize(
+    ("sizes", "positions", "rows"),
+    [
+        (Sizes(128, size=64, rows=8), [0, 13, 120], 8),
+        (Sizes(100, size=32, groups=1, shared=4, rows=3, batch=2), [0, 62, 97], 6),
+        (Sizes(128, size=32, shared=12, mask="numbers"), [15, 127], 6),
+    ],
+    ids=str,
+)
+def test_on_a_processor_a_head_of_keys_has_groups_of_few_rows(
+    sizes: Sizes, positions: list[int], rows: int, tmp_path: Path
+) -> None:
+    """Thread by thread; in groups of so many rows."""
+    plan = compiled(sizes, torch.bfloat16).main.resolved(lambda choice, kernels: 0)
+    (call,) = (call for call in plan.calls if plan.kernels[call.kernel].entry == "attention_decode")
+    assert call.grid[2] == sizes.batch * sizes.groups * sizes.shared * sizes.rows // rows
+    types = {spec.name: getattr(ml_dtypes, spec.dtype.name, spec.dtype.name) for spec in (*plan.inputs, *plan.outputs)}
+    for position in positions:
+        given = tensors(sizes, torch.bfloat16, position)
+        stored = {spec.name: host_numbers(given[spec.name]).astype(types[spec.name]) for spec in plan.inputs}
+        found = run_plan_on_host(plan, {name: array.view(np.uint8) for name, array in stored.items()}, tmp_path)
+        kept = dict(plan.state)
+        results = [
+            found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(np.float64).reshape(spec.shape)
+            for spec in plan.outputs
+        ]
+        check_results(results, sizes, torch.bfloat16, given)
 
 
 @BOTH

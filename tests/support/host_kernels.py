@@ -64,6 +64,10 @@ _FUNCTIONS = {
     "load_matrices": (
         "inline void load_matrices(uint (&matrix)[4], uint row)\n{\n    host_load_matrices(matrix, row);\n}\n"
     ),
+    "load_matrices_transposed": (
+        "inline void load_matrices_transposed(uint (&matrix)[4], uint row)\n{\n    host_load_matrices(matrix, row);\n"
+        "    for (uint& each : matrix) { each = host_transposed(each); }\n}\n"
+    ),
     "copy_part": (
         "inline void copy_part(void* target, const void* source, int bytes)\n{\n"
         "    host_copy_part(target, source, bytes, BYTES);\n}\n"
