@@ -11,13 +11,13 @@ constexpr int GATHERED = CLUSTER > 1 ? TEAMS * CLUSTER * SHARE * VALUES : 0; // 
 constexpr int OCTETS = UNIT / 32, BUNDLE_CODES = 4 * UNIT; // an octet of codes for each of four lanes
 constexpr int STAGED_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER, STAGED_UNITS = 4 * STAGED_BUNDLES;
 constexpr int VECTOR_ROW = STAGED_UNITS * UNIT + (BITS == 4 ? 32 : 16); // neighbours begin in other banks
-constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, TOTALS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2;
-constexpr int PARTS_AT = TOTALS_AT + STAGED_UNITS * COLUMNS * 4, GATHERED_AT = PARTS_AT + 2 * PART * 4;
+constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, PARTS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2;
+constexpr int GATHERED_AT = PARTS_AT + 2 * PART * 4;
 
 // Codes of four bits stay added to 16 as they become numbers: that, and the zero point, leave with the sum of a unit's
-// numbers of the vector.
+// numbers of the vector, which a product by ones gives.
 constexpr bool LATE_ZERO = BITS == 4 && !CODEBOOK, BY_UNIT = !ONE_GROUP || LATE_ZERO;
-constexpr bool BY_ONES = false;
+constexpr int CHAINS = 2; // of products that do not wait for each other
 // Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal
 // ones without a gap; times 2^127 they are numbers of this unit.
 constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
@@ -53,11 +53,10 @@ __device__ __forceinline__ void make_numbers(
     }
 }
 
-// Vectors in shared memory, each octet in the order in which codes become numbers, and the sums of units.
+// Vectors in shared memory, each octet in the order in which codes become numbers.
 struct Vectors {
     vector_t* staged;
-    float* totals; // of units, of all columns
-    int first;     // of the elements that the block has
+    int first; // of the elements that the block has
 
     // From memory, or where they have been computed, `count` elements of each. SPLIT warps share a vector.
     __device__ __forceinline__ void stage(const vector_t* source, int source_row, int count) const
@@ -108,49 +107,37 @@ private:
 
     __device__ __forceinline__ void store_octet(const Pack<vector_t, 8>& given, int v, int octet) const
     {
-        constexpr int SHARERS = UNIT / 8; // neighbouring lanes that have a unit
         Pack<vector_t, 8> ordered;
-        float total = 0.0f;
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
             ordered[u] = given[place_in_octet(u)];
-            total += float(given[u]);
         }
-        total = LATE_ZERO && !BY_ONES ? warp_sum<SHARERS>(total) : 0.0f;
         if (octet < ROW_OCTETS) {
             store_pack(staged + v * VECTOR_ROW + octet * 8, ordered);
-            if (LATE_ZERO && !BY_ONES && octet % SHARERS == 0) {
-                totals[octet / SHARERS * COLUMNS + v] = total;
-            }
         }
     }
 };
 
-// Adds the products of a unit, times the scales of two rows, to their sums.
+// Adds the products of a unit, times the scales of two rows, to their sums. `inputs` are the sums of the vectors' own
+// numbers.
 __device__ __forceinline__ void add_unit(
-    Sums& sum, const Sums& own, const Sums& inputs, const Vectors& vectors, int unit, const Scales (&scales)[2])
+    Sums& sum, const Sums (&own)[CHAINS], const Sums& inputs, const Scales (&scales)[2])
 {
     #pragma unroll
-    for (int group = 0; group < GROUPS_OF_COLUMNS; ++group) {
-        const float* totals = vectors.totals + unit * COLUMNS + group * 8 + int(threadIdx.x) % 4 * 2;
-        Pack<float, 2> total = {};
-        if (BY_ONES) {
-            total[0] = inputs[group][0], total[1] = inputs[group][1];
-        } else if (LATE_ZERO) {
-            total = load_pack<2>(totals);
+    for (int index = 0; index < GROUPS_OF_COLUMNS * 4; ++index) {
+        int group = index / 4, u = index % 4;
+        const Scales& of = scales[u / 2];
+        float found = own[0][group][u] + own[1][group][u];
+        if (LATE_ZERO) {
+            found -= (of.zero + 16.0f) * inputs[group][u % 2];
         }
-        #pragma unroll
-        for (int index = 0; index < 4; ++index) {
-            const Scales& of = scales[index / 2];
-            float found = LATE_ZERO ? own[group][index] - (of.zero + 16.0f) * total[index % 2] : own[group][index];
-            sum[group][index] += ONE_GROUP ? found : of.scale / NUMBER_UNIT * found;
-        }
+        sum[group][u] += ONE_GROUP ? found : of.scale / NUMBER_UNIT * found;
     }
 }
 
 // Adds the products of a bundle, the first or the second of a step.
 __device__ __forceinline__ void multiply_bundle(
-    Sums& sum, const unsigned char* stage, const Vectors& vectors, const Codebook& codebook, int tile, int at,
+    Sums (&sum)[CHAINS], const unsigned char* stage, const Vectors& vectors, const Codebook& codebook, int tile, int at,
     int second, const Params& p)
 {
     int row = int(threadIdx.x) % 32 / 4, first = at * 4 - vectors.first / UNIT; // unit of the bundle
@@ -160,7 +147,7 @@ __device__ __forceinline__ void multiply_bundle(
         const Scales scales[2] = {
             Scales(stage, tile, row, at, second, unit, p), Scales(stage, tile, row + 8, at, second, unit, p)};
         uint offset[2] = {offset_pair(scales[0].zero), offset_pair(scales[1].zero)};
-        Sums own = {}, inputs = {};
+        Sums own[CHAINS] = {}, inputs = {};
         #pragma unroll
         for (int octet = unit * OCTETS; octet < (unit + 1) * OCTETS; ++octet) {
             uint number[2][4];
@@ -178,8 +165,9 @@ __device__ __forceinline__ void multiply_bundle(
                 #pragma unroll
                 for (int part = 0; part < 4; part += 2) {
                     const uint a[4] = {number[0][part], number[1][part], number[0][part + 1], number[1][part + 1]};
-                    TensorCores<vector_t>::multiply(BY_UNIT ? own[group] : sum[group], a, x[part], x[part + 1]);
-                    if (LATE_ZERO && BY_ONES) {
+                    Sums& chain = BY_UNIT ? own[part / 2] : sum[part / 2];
+                    TensorCores<vector_t>::multiply(chain[group], a, x[part], x[part + 1]);
+                    if (LATE_ZERO) {
                         const uint ones[4] = {Numbers::ONE, Numbers::ONE, Numbers::ONE, Numbers::ONE};
                         TensorCores<vector_t>::multiply(inputs[group], ones, x[part], x[part + 1]);
                     }
@@ -187,7 +175,7 @@ __device__ __forceinline__ void multiply_bundle(
             }
         }
         if (BY_UNIT) {
-            add_unit(sum, own, inputs, vectors, first + unit, scales);
+            add_unit(sum[unit % CHAINS], own, inputs, scales);
         }
     }
 }
@@ -198,7 +186,7 @@ __device__ __forceinline__ void multiply_tile(
     int tile, int further, const Params& p)
 {
     int lane = int(threadIdx.x) % 32;
-    Sums sum = {};
+    Sums sum[CHAINS] = {};
     float row_scale[2] = {1.0f, 1.0f};
     #pragma unroll 1
     for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
@@ -222,7 +210,7 @@ __device__ __forceinline__ void multiply_tile(
     #pragma unroll
     for (int index = 0; index < GROUPS_OF_COLUMNS * 4; ++index) {
         int group = index / 4, u = index % 4;
-        own[(group * 8 + u % 2) * PART_ROW + u / 2 * 8] = sum[group][u] * row_scale[u / 2];
+        own[(group * 8 + u % 2) * PART_ROW + u / 2 * 8] = (sum[0][group][u] + sum[1][group][u]) * row_scale[u / 2];
     }
 }
 
@@ -284,15 +272,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     Ring ring{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K};
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
     #pragma unroll 1
-    for (int stage = 0; stage < STAGES; ++stage) {
+    for (int stage = 0; stage < EARLY; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);
     }
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
-    const Vectors vectors{
-        reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), reinterpret_cast<float*>(dynamic_shared + TOTALS_AT),
-        first * BUNDLE_CODES};
+    const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
 #if PROLOGUE
     for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
         compute_row(
@@ -303,6 +289,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
 #else
     vectors.stage(vector + vectors.first, p.vector_row, count * BUNDLE_CODES);
 #endif
+    #pragma unroll 1
+    for (int stage = EARLY; stage < STAGES; ++stage) {
+        ring.fill(stages + stage * STAGE_BYTES, further, p);
+    }
     __syncthreads();
     if (CLUSTER > 1) {
         wait_for_cluster();

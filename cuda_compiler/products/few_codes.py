@@ -33,7 +33,7 @@ FEW_CODES = KernelTemplate(
     "few_codes",
     params="int outputs, tiles, vector_row, zero_row",
     macros=(
-        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES {VECTOR_MACROS}"
+        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES EARLY {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros entries vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
@@ -79,6 +79,7 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "CLUSTER": sizes.cluster,
             "STEP": work.step,
             "STAGES": sizes.stages,
+            "EARLY": sizes.early or sizes.stages,
             **vectors.macros,
         },
         inputs={"matrix": codes.argument, **{name: part.argument for name, part in parts.items()}, **vectors.inputs},

@@ -22,6 +22,7 @@ class FewCodes:
         stages: Steps that each warp has on their way.
         cluster: Blocks that share k.
         resident: Blocks of a multiprocessor.
+        early: Of the stages those that are asked for ahead of the vectors; 0 for all.
     """
 
     teams: int
@@ -29,6 +30,7 @@ class FewCodes:
     stages: int
     cluster: int = 1
     resident: int = 1
+    early: int = 0
 
     @property
     def warps(self) -> int:
@@ -45,7 +47,7 @@ class FewCodes:
         """Dynamic shared memory of a block whose threads store so many values at a time; as in few_codes.cuh."""
         columns = 8 * ceil_div(rows, 8)
         units = ceil_div(work.bundles, self.cluster) * BUNDLE
-        vectors = 2 * rows * (units * work.unit + (32 if work.bits == 4 else 16)) + 4 * units * columns
+        vectors = 2 * rows * (units * work.unit + (32 if work.bits == 4 else 16))
         parts = 2 * 4 * self.warps * columns * (TILE + 4)
         share = ceil_div(TILE // values * rows, self.cluster)
         gathered = 2 * 4 * self.teams * self.cluster * share * values if self.cluster > 1 else 0

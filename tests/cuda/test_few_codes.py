@@ -29,7 +29,7 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=8, n=64, k=768, bits=8, kind=torch.int8, group=128, behind="norm ahead"), BFLOAT, FewCodes(1, 3, 1)),
     (Case(m=4, n=64, k=512, zeros=True, behind="gated"), BFLOAT, FewCodes(8, 1, 2)),
     (Case(m=6, n=32, k=896, bits=8, zero=128, group=896), HALF, FewCodes(8, 1, 1)),
-    (Case(m=8, n=80, k=2304, zeros=True, behind="residual"), BFLOAT, FewCodes(2, 2, 2, 4)),
+    (Case(m=8, n=80, k=2304, zeros=True, behind="residual"), BFLOAT, FewCodes(2, 2, 2, 4, early=1)),
     (Case(m=11, n=48, k=1280, bits=8, kind=torch.int8, group=1280), BFLOAT, FewCodes(3, 1, 1, 2)),
     (Case(m=7, n=32, k=1024, codebook=True), HALF, FewCodes(2, 2, 1)),
     (Case(m=6, n=32, k=768, bits=8, kind=torch.float8_e4m3fn, group=768), BFLOAT, FewCodes(1, 2, 2)),
