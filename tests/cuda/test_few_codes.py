@@ -6,16 +6,20 @@ What the kernel computes is seen on this machine's processor, thread by thread; 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.products import few_codes
 from cuda_compiler.products.few_codes_sizes import FewCodes
+from npu_compiler.artifact.plan import KernelCall, options_of
+from tests.cuda.kernels import check_compile
 from tests.cuda.test_grouped_matvec import Case, inputs_of
-from tests.cuda.test_integer_rows import errors_on_host
-from tests.support.host_kernels import HAS_COMPILER
+from tests.cuda.test_integer_rows import errors_on_host, launch_of
+from tests.support.host_kernels import HAS_COMPILER, run_on_host
 
 BFLOAT, HALF = torch.bfloat16, torch.float16
 
@@ -38,11 +42,78 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
 """Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters."""
 
 
+def force(monkeypatch: pytest.MonkeyPatch, sizes: FewCodes) -> None:
+    monkeypatch.setattr(few_codes, "few_codes_sizes", lambda work, rows, values, device: sizes)
+
+
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
 @pytest.mark.parametrize(("case", "dtype", "sizes"), FORCED, ids=str)
 def test_threads_on_the_processor_give_the_product(
     case: Case, dtype: torch.dtype, sizes: FewCodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(few_codes, "few_codes_sizes", lambda work, rows, values, device: sizes)
+    force(monkeypatch, sizes)
     error, rounding = errors_on_host(case, dtype, inputs_of(case, dtype)[0], tmp_path)
     assert error <= (3.0 if case.behind else 1.2) * rounding
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_sums_that_are_far_larger_than_results_leave_no_error(
+    sign: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Vectors of one sign: what is added to codes of four bits leaves with sums that are far larger than results."""
+    case = Case(m=8, n=64, k=1024, zeros=True)
+    force(monkeypatch, FewCodes(2, 2, 2))
+    error, rounding = errors_on_host(case, BFLOAT, sign * inputs_of(case, BFLOAT)[0].abs(), tmp_path)
+    assert error <= 1.2 * rounding
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_what_is_no_number_stays_so_in_its_row(number: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case = Case(m=3, n=64, k=512, zeros=True)
+    force(monkeypatch, FewCodes(4, 2, 1))
+    plan, (x, _, _) = case.program(BFLOAT).main, inputs_of(case, BFLOAT)
+    x = x.clone()
+    x[1, 300] = number
+    named = {**{f"p_{name}": part for name, part in case.parts(BFLOAT).items()}, "x": x}
+    tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
+    found = torch.from_numpy(run_on_host(plan, launch_of(plan), tensors, tmp_path).copy()).view(BFLOAT).reshape(3, 64)
+    assert not found[1].isfinite().any()
+    assert found[::2].isfinite().all()
+
+
+@pytest.mark.parametrize("at", range(len(FORCED)))
+def test_kernels_compile(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, dtype, sizes = FORCED[at]
+    force(monkeypatch, sizes)
+    plan = case.program(dtype).main
+    check_compile([plan.kernels[launch_of(plan).kernel]], 90)
+
+
+TAKEN = FORCED[0][0]
+
+
+def test_older_devices_have_another_kernel() -> None:
+    plan = TAKEN.program(BFLOAT).main
+    (step,) = plan.steps
+    calls = [(option.requires, call) for option in options_of(step) for call in option.calls]
+    found = [(requires, plan.kernels[call.kernel].entry) for requires, call in calls if isinstance(call, KernelCall)]
+    assert found == [(CLUSTERS, "few_codes"), ("", "grouped_matvec")]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(TAKEN, n=72),
+        replace(TAKEN, k=1000, group=1000),
+        replace(TAKEN, group=256),
+        replace(TAKEN, rows=16, group=64),
+        replace(TAKEN, biases=True, group=64),
+        Case(m=4, n=64, k=1024, bits=6, group=128, zero=32),
+    ],
+    ids=str,
+)
+def test_others_are_left_to_the_kernel_for_all_codes(case: Case) -> None:
+    plan = case.program(BFLOAT).main
+    assert plan.kernels[launch_of(plan).kernel].entry == "grouped_matvec"
