@@ -8,16 +8,18 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.octets import octet_prologue
 from cuda_compiler.packing import CHUNK
 from cuda_compiler.products.code_layout import group_of, is_constant, lies_in_rows, unit_of
 from cuda_compiler.products.few_codes_sizes import few_codes_sizes
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
 from cuda_compiler.products.integer_rows_sizes import TILE, Work
-from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
+from cuda_compiler.products.vectors import VECTOR_MACROS, Vectors, vectors_of
 from npu_compiler.artifact.plan import CallOption
+from npu_compiler.dtypes import BFLOAT16
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
@@ -29,11 +31,13 @@ _TOLD = "scale_t zero_t codebook_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE COD
 FEW_CODES = KernelTemplate(
     "few_codes",
     params="int outputs, tiles, vector_row, zero_row",
-    macros=(f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES EARLY {VECTOR_MACROS}"),
+    macros=(
+        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES EARLY FACTOR {VECTOR_MACROS}"
+    ),
     inputs="matrix scales zeros entries vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
-    files="tensor_cores.cuh barriers.cuh clusters.cuh grouped_codes.cuh integer_rows_codes.cuh",
+    files="tensor_cores.cuh barriers.cuh clusters.cuh grouped_codes.cuh few_codes_ring.cuh",
     computed="vector",
 )
 
@@ -50,7 +54,8 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
         return []
     blocks = sizes.clusters(work, device) * sizes.cluster
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes, "entries": codes.codebook or codes}
-    vectors = vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
+    octets = _octets(vector, around.lowering, blocks)
+    vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
     launch = EarlyLaunch(
         FEW_CODES,
@@ -76,6 +81,7 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "STAGES": sizes.stages,
             "EARLY": sizes.early or sizes.stages,
             **vectors.macros,
+            **({"PROLOGUE": 2} if octets else {"FACTOR": 0}),
         },
         inputs={"matrix": codes.argument, **{name: part.argument for name, part in parts.items()}, **vectors.inputs},
         flops=found.flops,
@@ -109,3 +115,14 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
         computed=found.k if is_computed else 0,
     )
+
+
+def _octets(vector: Matrix, lowering: Lowering, blocks: int) -> Vectors | None:
+    """The vectors as what threads compute eight neighbours of by themselves, where their rows allow that.
+
+    What is yet to be multiplied by its row's factor has the range of bfloat16, but not of float16.
+    """
+    if not isinstance(vector.operand, Computed) or vector.dtype != BFLOAT16:
+        return None
+    prologue = octet_prologue(vector.operand, lowering, blocks)
+    return None if prologue is None else Vectors({}, {"vector": prologue})

@@ -51,7 +51,8 @@ class FewCodes:
         parts = 2 * 4 * self.warps * columns * (TILE + 4)
         share = ceil_div(TILE // values * rows, self.cluster)
         gathered = 2 * 4 * self.teams * self.cluster * share * values if self.cluster > 1 else 0
-        return self.warps * self.stages * work.stage_bytes + vectors + parts + gathered
+        sums = 4 * rows * max(1, self.warps // rows)
+        return self.warps * self.stages * work.stage_bytes + vectors + parts + gathered + sums
 
 
 def few_codes_sizes(work: Work, rows: int, values: int, device: DeviceModel) -> FewCodes | None:
