@@ -11,7 +11,7 @@ from math import prod
 from typing import Self
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import each_element, packed_loads, with_packs
+from cuda_compiler.packing import asking_text, each_element, is_plain, packed_loads, with_packs
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.lowering.anchors import pointer_macros, pointer_parameters
 from npu_compiler.lowering.dialect import LeafNames, Printer
@@ -29,10 +29,12 @@ _PREFIX = "v"  # of the names of what is read, beside what the epilogue reads
 
 
 def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prologue | None:
-    """Device functions of rows that are such products; None where it is something else.
+    """Device functions of rows that are such products; None where they are something else.
 
-    ``fetch_octet`` loads what ``row_octet`` computes eight elements of, without their row's factor. That returns their
-    part of the sum of which ``row_factor`` makes the factor; the macro ``FACTOR`` is 0 where there is none.
+    ``ask_for_octet`` has what no launch writes on its way to the level-2 cache, and ``fetch_octet`` loads what
+    ``row_octet`` computes eight elements of, without their row's factor. That returns their part of the sum of which
+    ``row_factor`` makes the factor; the macro ``FACTOR`` is 0 where there is none. Of several rows the first three take
+    the number of theirs ahead of the column.
 
     Args:
         operand: One row, or several.
@@ -43,27 +45,36 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
     found = _Parts.of(group.expr, group.shape[-1])
     if found is None or group.shape[-1] % _SIZE or any(isinstance(node, Checked) for node in walk(group.expr)):
         return None
-    operands = row_operands(group, lowering.tensors, (*AXES[1:], "c"), _PREFIX)
+    rows = prod(group.shape[:-1])
+    positions = (*("0" for _ in group.shape[:-1]), "c") if rows == 1 else (*AXES[1:], "c")
+    operands = row_operands(group, lowering.tensors, positions, _PREFIX)
     sizes = operands.sizes[:-1]
-    place = unpack("row", inner_axes(len(sizes)), sizes)
+    place = [] if rows == 1 else unpack("row", inner_axes(len(sizes)), sizes)
+    column = "int c" if rows == 1 else "int row, int c"
     loads = packed_loads(operands, [group.expr], _SIZE)
     inner = Printer(CUDA, with_packs(operands, loads, "octet.").names, " " * 8)
     added = None if found.sum is None else inner.value(found.sum.args[0])
     value = inner.value(found.element)
     parameters = f"{pointer_parameters(operands, CUDA)}const Params& p)"
+    constant = [load for load in loads if is_plain(load) and lowering.tensors[load.leaf.ref.tensor].source is None]
     packs = [f"Pack<{load.storage}, {_SIZE}>" for load in loads]
     lines = [
         "struct Octet {",
         *(f"    {pack} x{number};" for number, pack in enumerate(packs)),
         "};",
-        f"{CUDA.inline} Octet fetch_octet(int row, int c, {parameters}",
+        f"{CUDA.inline} void ask_for_octet({column}, {parameters}",
+        "{",
+        *place,
+        *(f"    {asking_text(load)};" for load in constant),
+        "}",
+        f"{CUDA.inline} Octet fetch_octet({column}, {parameters}",
         "{",
         *place,
         "    Octet octet;",
         *(f"    octet.x{number} = {load.source};" for number, load in enumerate(loads)),
         "    return octet;",
         "}",
-        f"{CUDA.inline} float row_octet(const Octet& octet, int row, int c, float (&value)[{_SIZE}], {parameters}",
+        f"{CUDA.inline} float row_octet(const Octet& octet, {column}, float (&value)[{_SIZE}], {parameters}",
         "{",
         *place,
         "    float part = 0.0f;",
@@ -83,7 +94,7 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
         (operands,),
         macros={"FACTOR": int(found.sum is not None), **pointer_macros("VECTOR", operands, CUDA)},
         text="\n".join(lines),
-        flops=blocks * prod(group.shape[:-1]) * flops_of([operand.expr], group.shape[-1]),
+        flops=blocks * rows * flops_of([operand.expr], group.shape[-1]),
     )
 
 

@@ -310,6 +310,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     for (int stage = 0; stage < EARLY; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);
     }
+#if PROLOGUE == 2
+    for (int octet = int(threadIdx.x); octet < COMMON / 8; octet += THREADS) {
+        ask_for_octet(0, octet * 8, VECTOR_ARGUMENTS p);
+    }
+#endif
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
