@@ -78,7 +78,7 @@ struct Pair {
         }
         #pragma unroll
         for (int other = 0; other < MOST; ++other) {
-            float weight = power_of_two(part[other].x - top);
+            float weight = exp2f(part[other].x - top);
             sum += weight * part[other].y;
             left += weight * both[other].x;
             right += weight * both[other].y;

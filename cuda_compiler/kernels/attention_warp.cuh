@@ -187,10 +187,10 @@ __device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& 
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
             float top = fmaxf(rows.top[set][u], place_max(fmaxf(score[set][u], score[set][u + 2])));
-            float shrink = power_of_two(rows.top[set][u] - top); // one where both are CLOSED, and all is zero
+            float shrink = exp2f(rows.top[set][u] - top); // one where both are CLOSED, and all is zero
             #pragma unroll
             for (int at = u; at < 4; at += 2) {
-                score[set][at] = score[set][at] == CLOSED ? 0.0f : power_of_two(score[set][at] - top);
+                score[set][at] = score[set][at] == CLOSED ? 0.0f : exp2f(score[set][at] - top);
             }
             rows.top[set][u] = top;
             rows.sum[set][u] = rows.sum[set][u] * shrink + score[set][u] + score[set][u + 2];
@@ -285,7 +285,7 @@ __device__ __forceinline__ float weigh_warps(float (&weight)[WARPS], const Parts
     }
     #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) {
-        weight[warp] = power_of_two(weight[warp] - top);
+        weight[warp] = exp2f(weight[warp] - top);
     }
     return top;
 }

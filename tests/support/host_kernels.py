@@ -33,7 +33,6 @@ _STATEMENTS = {
     r'asm\("cvt\.f32\.f16 .*?;"[^;]*;': "value = host_float(bits);",
     r'asm\("cvt\.rn\.bf16\.f32 .*?;"[^;]*;': "bits = host_bfloat(value);",
     r'asm\("rcp\.approx\.ftz\.f32 .*?;"[^;]*;': "reciprocal = 1.0f / divisor;",
-    r'asm\("ex2\.approx\.ftz\.f32 .*?;"[^;]*;': "power = exp2f(exponent);",
     r'asm\("sub\.f16x2 .*?;"[^;]*;': "result = pairwise(b, 0xbc00bc00u, a, true);",
     r'asm\("mul\.f16x2 .*?;"[^;]*;': "result = pairwise(a, b, 0x80008000u, true);",
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
