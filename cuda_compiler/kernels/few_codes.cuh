@@ -12,7 +12,7 @@ constexpr int OCTETS = UNIT / 32, BUNDLE_CODES = 4 * UNIT; // an octet of codes 
 constexpr int STAGED_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER, STAGED_UNITS = 4 * STAGED_BUNDLES;
 constexpr int VECTOR_ROW = STAGED_UNITS * UNIT + (BITS == 4 ? 32 : 16); // neighbours begin in other banks
 constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, PARTS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2;
-constexpr int GATHERED_AT = PARTS_AT + 2 * PART * 4, SUMS_AT = GATHERED_AT + 2 * GATHERED * 4;
+constexpr int GATHERED_AT = PARTS_AT + 2 * PART * 4;
 
 // Codes of four bits stay added to 16 as they become numbers: that, and the zero point, leave with the sum of a unit's
 // numbers of the vector, which a product by ones gives.
@@ -23,19 +23,7 @@ constexpr int CHAINS = 2; // of products that do not wait for each other
 constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
 constexpr float NUMBER_UNIT = SUBNORMAL ? 0.015625f : 1.0f;
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
-constexpr int SPLIT = BLOCK_WARPS < VECTORS ? 1 : BLOCK_WARPS / VECTORS; // warps that make a vector ready
 static_assert(!PROLOGUE || CLUSTER == 1, "blocks compute whole vectors");
-#if PROLOGUE != 2
-typedef Pack<vector_t, 8> Octet;
-__device__ __forceinline__ float row_octet(const Octet& octet, int, int, float (&value)[8])
-{
-    #pragma unroll
-    for (int u = 0; u < 8; ++u) {
-        value[u] = float(octet[u]);
-    }
-    return 0.0f;
-}
-#endif
 
 typedef float Sums[GROUPS_OF_COLUMNS][4]; // in the register layout of mma.m16n8k16
 
@@ -70,39 +58,29 @@ struct Vectors {
     vector_t* staged;
     int first; // of the elements that the block has
 
-    // From where `fetch` finds octets, `count` elements of each vector, by what `compute` makes of them. `sums` has room
-    // for what this adds up: SPLIT parts for each vector.
-    template <typename Fetch, typename Compute>
-    __device__ __forceinline__ void stage(int count, float* sums, Fetch fetch, Compute compute) const
+    // From memory, or where they have been computed, `count` elements of each. SPLIT warps share a vector.
+    __device__ __forceinline__ void stage(const vector_t* source, int source_row, int count) const
     {
-        constexpr int STEP_OCTETS = 32 * SPLIT, ROUNDS = (ROW_OCTETS + STEP_OCTETS - 1) / STEP_OCTETS;
+        constexpr int SPLIT = BLOCK_WARPS < VECTORS ? 1 : BLOCK_WARPS / VECTORS, STEP_OCTETS = 32 * SPLIT;
+        constexpr int ROUNDS = (ROW_OCTETS + STEP_OCTETS - 1) / STEP_OCTETS;
         constexpr int AT_ONCE = ROUNDS <= 6 ? ROUNDS : 4; // loads that wait for memory together
         int warp = int(threadIdx.x) / 32, own = warp % SPLIT * 32 + int(threadIdx.x) % 32;
         #pragma unroll 1
         for (int v = warp / SPLIT; v < VECTORS; v += BLOCK_WARPS / SPLIT) {
-            float sum = 0.0f;
+            const vector_t* row = source + (long long)v * source_row;
             #pragma unroll 1
             for (int base = own; base / 32 * 32 < ROW_OCTETS; base += AT_ONCE * STEP_OCTETS) {
-                Octet given[AT_ONCE];
-                #pragma unroll
-                for (int each = 0; each < AT_ONCE; ++each) {
-                    int place = (base + each * STEP_OCTETS) * 8;
-                    given[each] = fetch(v, place < count ? place : 0);
-                }
+                Pack<vector_t, 8> given[AT_ONCE] = {};
                 #pragma unroll
                 for (int each = 0; each < AT_ONCE; ++each) {
                     int octet = base + each * STEP_OCTETS;
-                    float value[8], part = compute(given[each], v, octet * 8, value);
                     if (octet * 8 < count) {
-                        sum += part;
-                        store_octet(value, v, octet);
+                        given[each] = load_pack<8>(row + octet * 8);
                     }
                 }
-            }
-            if (FACTOR) {
-                sum = warp_sum<32>(sum);
-                if (threadIdx.x % 32 == 0) {
-                    sums[v * SPLIT + warp % SPLIT] = sum;
+                #pragma unroll
+                for (int each = 0; each < AT_ONCE; ++each) {
+                    store_octet(given[each], v, base + each * STEP_OCTETS);
                 }
             }
         }
@@ -127,14 +105,16 @@ struct Vectors {
 private:
     static constexpr int ROW_OCTETS = STAGED_UNITS * UNIT / 8;
 
-    __device__ __forceinline__ void store_octet(const float (&value)[8], int v, int octet) const
+    __device__ __forceinline__ void store_octet(const Pack<vector_t, 8>& given, int v, int octet) const
     {
         Pack<vector_t, 8> ordered;
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            ordered[u] = vector_t(value[place_in_octet(u)]);
+            ordered[u] = given[place_in_octet(u)];
         }
-        store_pack(staged + v * VECTOR_ROW + octet * 8, ordered);
+        if (octet < ROW_OCTETS) {
+            store_pack(staged + v * VECTOR_ROW + octet * 8, ordered);
+        }
     }
 };
 
@@ -265,21 +245,6 @@ __device__ __forceinline__ float sum_of_blocks(const float* gathered)
     return sum;
 }
 
-// What a vector's numbers are yet to be multiplied by, from the parts of its row's sum.
-__device__ __forceinline__ float factor_of(const float* sums)
-{
-#if FACTOR
-    float sum = 0.0f;
-    #pragma unroll
-    for (int part = 0; part < SPLIT; ++part) {
-        sum += sums[part];
-    }
-    return row_factor(sum);
-#else
-    return 1.0f;
-#endif
-}
-
 // Waits for the other warps that share a tile.
 __device__ __forceinline__ void wait_for_team(int team)
 {
@@ -307,46 +272,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     Ring ring{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K};
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
     #pragma unroll 1
-    for (int stage = 0; stage < EARLY; ++stage) {
+    for (int stage = 0; stage < STAGES; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);
     }
-#if PROLOGUE == 2
-    for (int octet = int(threadIdx.x); octet < COMMON / 8; octet += THREADS) {
-        ask_for_octet(0, octet * 8, VECTOR_ARGUMENTS p);
-    }
-#endif
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
     const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
-    float* sums = reinterpret_cast<float*>(dynamic_shared + SUMS_AT);
-#if PROLOGUE == 2
-    vectors.stage(
-        COMMON, sums, [&](int v, int c) { return fetch_octet(v, c, VECTOR_ARGUMENTS p); },
-        [&](const Octet& octet, int v, int c, float(&value)[8]) {
-            return row_octet(octet, v, c, value, VECTOR_ARGUMENTS p);
-        });
-#else
 #if PROLOGUE
     for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
         compute_row(
             v, int(threadIdx.x) % ROW_THREADS, vectors.staged + v * (VECTOR_ROW - COMMON), VECTOR_ARGUMENTS p);
     }
     __syncthreads();
-    const vector_t* source = vectors.staged;
-    int source_row = VECTOR_ROW;
+    vectors.stage(vectors.staged, VECTOR_ROW, COMMON);
 #else
-    const vector_t* source = vector + vectors.first;
-    int source_row = p.vector_row;
+    vectors.stage(vector + vectors.first, p.vector_row, count * BUNDLE_CODES);
 #endif
-    vectors.stage(
-        count * BUNDLE_CODES, sums, [&](int v, int c) { return load_pack<8>(source + (long long)v * source_row + c); },
-        row_octet);
-#endif
-    #pragma unroll 1
-    for (int stage = EARLY; stage < STAGES; ++stage) {
-        ring.fill(stages + stage * STAGE_BYTES, further, p);
-    }
     __syncthreads();
     if (CLUSTER > 1) {
         wait_for_cluster();
@@ -360,14 +302,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
         parts += team * WARPS_K * COLUMNS * PART_ROW;
         gathered += team * CLUSTER * SHARE * VALUES;
         Fetched fetched[SHARE_EACH];
-        float factor[SHARE_EACH];
         #pragma unroll
         for (int index = 0; index < SHARE_EACH; ++index) {
             int own = member + index * TEAM;
             Item item(rank * SHARE + own);
             if (inside && own < SHARE && item.v < VECTORS) {
                 fetched[index] = fetch(0, item.v, (tile * TILE + item.first) / PAIRS, EPILOGUE_ARGUMENTS p);
-                factor[index] = factor_of(sums + item.v * SPLIT);
             }
         }
         if (inside) {
@@ -399,7 +339,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
                 #pragma unroll
                 for (int u = 0; u < VALUES; ++u) {
                     value[u] = CLUSTER > 1 ? sum_of_blocks(gathered + own * VALUES + u) : sum_of_warps(parts, item, u);
-                    value[u] *= factor[index];
                 }
                 store(value, fetched[index], 0, item.v, (tile * TILE + item.first) / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }

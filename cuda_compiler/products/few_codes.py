@@ -8,32 +8,30 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.octets import octet_prologue
 from cuda_compiler.packing import CHUNK
-from cuda_compiler.products.code_layout import group_of, is_constant, lies_in_rows, unit_of
-from cuda_compiler.products.few_codes_sizes import few_codes_sizes
+from cuda_compiler.products.few_codes_sizes import BUNDLE, TILE, Work, few_codes_sizes
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
-from cuda_compiler.products.integer_rows_sizes import TILE, Work
-from cuda_compiler.products.vectors import VECTOR_MACROS, Vectors, vectors_of
+from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import CallOption
-from npu_compiler.dtypes import BFLOAT16
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.product import Matrix, Product
+from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["FEW_CODES", "few_codes_options"]
 
 
+_GROUPS, _UNITS = (32, 64, 128), (64, 32)
+_ALIGNED = 16  # bytes of a copy
+_COPIED = (4, 8, 16)  # bytes that are copied of a bundle's scales
 _TOLD = "scale_t zero_t codebook_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO"
 
 FEW_CODES = KernelTemplate(
     "few_codes",
     params="int outputs, tiles, vector_row, zero_row",
-    macros=(
-        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES EARLY FACTOR {VECTOR_MACROS}"
-    ),
+    macros=(f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES {VECTOR_MACROS}"),
     inputs="matrix scales zeros entries vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
@@ -49,13 +47,12 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
         return []
     store = around.pack_size(2)
     work = _work_of(found, codes, around.lowering) if TILE % (store * around.group.pairs) == 0 else None
-    sizes = None if work is None else few_codes_sizes(work, found.m, store * around.group.pairs, device)
+    sizes = None if work is None else few_codes_sizes(work, store * around.group.pairs, device)
     if work is None or sizes is None:
         return []
     blocks = sizes.clusters(work, device) * sizes.cluster
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes, "entries": codes.codebook or codes}
-    octets = _octets(vector, around.lowering, blocks)
-    vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
+    vectors = vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
     launch = EarlyLaunch(
         FEW_CODES,
@@ -79,14 +76,12 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "CLUSTER": sizes.cluster,
             "STEP": work.step,
             "STAGES": sizes.stages,
-            "EARLY": sizes.early or sizes.stages,
             **vectors.macros,
-            **({"PROLOGUE": 2} if octets else {"FACTOR": 0}),
         },
         inputs={"matrix": codes.argument, **{name: part.argument for name, part in parts.items()}, **vectors.inputs},
         flops=found.flops,
         prologues=vectors.prologues,
-        shared_bytes=sizes.shared_bytes(work, found.m, store * around.group.pairs),
+        shared_bytes=sizes.shared_bytes(work, store * around.group.pairs),
         extension=cluster_along_x(sizes.cluster),
         hurries=True,
     )
@@ -95,34 +90,40 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
 
 def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:
     """A product as the kernel sees it; None where it does not suit."""
-    vector, unit = found.a, unit_of(found, codes)
-    if not 1 < found.m <= MAX_ROWS or found.batches != 1 or found.n % TILE:
+    vector, group = found.a, 0 if codes.group >= found.k else codes.group
+    if not 1 < found.m <= MAX_ROWS or found.batches != 1 or found.n % TILE or not suits_codes(codes):
         return None
     is_computed = isinstance(vector.operand, Computed)
     if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(CHUNK, found.k, True)):
         return None
-    if unit is None or not is_constant(codes, lowering):
-        return None
-    if not suits_codes(codes) or not lies_in_rows(found, codes, unit):
+    units = (unit for unit in _UNITS if not found.k % (BUNDLE * unit) and group % unit == 0)
+    unit = next(units, None)
+    constant = all(lowering.tensors[index].source is None for index in codes.reads())
+    if unit is None or not constant or not _lies_in_rows(found, codes, group, unit):
         return None
     return Work(
+        rows=found.m,
         outputs=found.n,
         k=found.k,
         bits=codes.bits,
         unit=unit,
-        group=group_of(found, codes),
+        group=group,
         scale_bytes=codes.scale.dtype.size,
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
-        computed=found.k if is_computed else 0,
+        is_computed=is_computed,
     )
 
 
-def _octets(vector: Matrix, lowering: Lowering, blocks: int) -> Vectors | None:
-    """The vectors as what threads compute eight neighbours of by themselves, where their rows allow that.
-
-    What is yet to be multiplied by its row's factor has the range of bfloat16, but not of float16.
-    """
-    if not isinstance(vector.operand, Computed) or vector.dtype != BFLOAT16:
-        return None
-    prologue = octet_prologue(vector.operand, lowering, blocks)
-    return None if prologue is None else Vectors({}, {"vector": prologue})
+def _lies_in_rows(found: Product, codes: GroupedCodes, group: int, unit: int) -> bool:
+    """Whether codes of four or eight bits, scales and zero points lie row behind row, in parts that can be copied."""
+    scale, zeros, groups = codes.scale, codes.zeros, found.k // group if group else 1
+    if codes.bits not in (4, 8) or codes.bias is not None or codes.rows != 1 or (group and group not in _GROUPS):
+        return False
+    in_rows = found.b.along * 8 == found.k * codes.bits and not codes.offset % _ALIGNED
+    scaled = scale.dtype in (FLOAT16, BFLOAT16, FLOAT32) and scale.strides[-1] == groups
+    scaled = scaled and (not group or scale.strides[-2] == 1) and not scale.offset * scale.dtype.size % _ALIGNED
+    copied = not group or BUNDLE * unit // group * scale.dtype.size in _COPIED
+    if zeros is None or not (in_rows and scaled and copied):
+        return in_rows and scaled and copied
+    packed = codes.zero_bits in (4, 8) and zeros.dtype in (INT8, UINT8) and zeros.strides[-2] == 1
+    return bool(group) and packed and not zeros.offset % 4 and found.n * zeros.strides[-1] < 1 << 31

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cuda_compiler.devices import cluster_cores
-from cuda_compiler.products.integer_rows_sizes import BUNDLE, TILE, Work
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
-__all__ = ["FewCodes", "FewCodesCosts", "few_codes_sizes"]
+__all__ = ["BUNDLE", "TILE", "FewCodes", "FewCodesCosts", "Work", "few_codes_sizes"]
 
+TILE = 16
+"""Rows of the matrix that a warp has at a time."""
+
+BUNDLE = 4
+"""Units that are the least that a warp has of a row."""
+
+_LINE = 128  # bytes of shared memory that eight rows are read from at a time
 _BARRIERS = 16  # of a block, one of which all threads share
 
 
@@ -20,16 +26,68 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
     """What decides how threads share the work.
 
     Attributes:
+        least_rows, most_rows: Of the vectors, where this is the quickest kernel.
         warps: Of a block, at the most.
-        ring_bytes: Of a block's codes that are on their way, at the most.
+        ring_bytes: Of a block's codes that are on their way, at the most, by the bits of a code.
         shared_bytes: Of a block at the most.
         cluster: What it costs blocks to put their parts of a tile together, in bytes that a block loads meanwhile.
     """
 
+    least_rows: int
+    most_rows: int
     warps: int
-    ring_bytes: int
+    ring_bytes: Mapping[int, int]
     shared_bytes: int
     cluster: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What threads share.
+
+    Attributes:
+        rows: Rows of the vectors.
+        outputs, k: Rows of the matrix, and codes of each.
+        bits: Of a code.
+        unit: Codes along k that are in one group.
+        group: Codes that share a scale; 0 where a row has but one.
+        scale_bytes: Of a scale.
+        zero_bits: Of a zero point in memory; 0 where there are none.
+        is_computed: Whether blocks compute the vectors.
+    """
+
+    rows: int
+    outputs: int
+    k: int
+    bits: int
+    unit: int
+    group: int
+    scale_bytes: int
+    zero_bits: int
+    is_computed: bool
+
+    @property
+    def tiles(self) -> int:
+        """Of the matrix."""
+        return self.outputs // TILE
+
+    @property
+    def bundles(self) -> int:
+        """Of a row."""
+        return self.k // self.unit // BUNDLE
+
+    @property
+    def step(self) -> int:
+        """Bundles that a warp takes at a time, whole lines of shared memory."""
+        return max(1, _LINE // (BUNDLE * self.unit * self.bits // 8))
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of a step's codes and what belongs to them; as in few_codes_ring.cuh."""
+        codes = self.step * BUNDLE * self.unit
+        groups = codes // self.group if self.group else 1
+        zeros = ceil_div(groups * self.zero_bits // 8 + 3, 4) * 4 if self.zero_bits else 0
+        return TILE * (codes * self.bits // 8 + groups * self.scale_bytes + zeros)
 
 
 @dataclass(frozen=True)
@@ -41,14 +99,12 @@ class FewCodes:
         warps_k: Warps of a team, which share k.
         stages: Steps that each warp has on their way.
         cluster: Blocks that share k.
-        early: Of the stages those that are asked for ahead of the vectors; 0 for all.
     """
 
     teams: int
     warps_k: int
     stages: int
     cluster: int = 1
-    early: int = 0
 
     @property
     def warps(self) -> int:
@@ -57,8 +113,8 @@ class FewCodes:
 
     def clusters(self, work: Work, device: DeviceModel) -> int:
         """Clusters that the launch has; of one block each where there are none."""
-        held = device.cores if self.cluster == 1 else cluster_cores(device)[self.cluster] // self.cluster
-        return min(ceil_div(work.tiles, 1 if self.cluster == 1 else self.teams), held)
+        tiles = ceil_div(work.tiles, 1 if self.cluster == 1 else self.teams)
+        return min(tiles, _held(self.cluster, device))
 
     def turns(self, work: Work, device: DeviceModel) -> int:
         """Tiles of a team."""
@@ -68,54 +124,75 @@ class FewCodes:
         """Of a row, those of a block at the most."""
         return ceil_div(work.bundles, self.cluster)
 
-    def vector_bytes(self, work: Work, rows: int) -> int:
-        """Of the vectors in a block."""
-        return 2 * rows * (self.bundles(work) * BUNDLE * work.unit + (32 if work.bits == 4 else 16))
+    def steps(self, work: Work, device: DeviceModel) -> int:
+        """Of a warp, for all of its tiles."""
+        return self.turns(work, device) * ceil_div(ceil_div(self.bundles(work), self.warps_k), work.step)
 
-    def block_bytes(self, work: Work, rows: int, device: DeviceModel) -> int:
+    def vector_bytes(self, work: Work) -> int:
+        """Of the vectors in a block."""
+        return 2 * work.rows * (self.bundles(work) * BUNDLE * work.unit + (32 if work.bits == 4 else 16))
+
+    def block_bytes(self, work: Work, device: DeviceModel) -> int:
         """That the busiest block loads."""
         steps = self.turns(work, device) * self.teams * ceil_div(self.bundles(work), work.step)
-        return steps * work.stage_bytes + self.vector_bytes(work, rows)
+        return steps * work.stage_bytes + self.vector_bytes(work)
 
-    def shared_bytes(self, work: Work, rows: int, values: int) -> int:
+    def ring_bytes(self, work: Work) -> int:
+        """Of a block's codes that are on their way."""
+        return self.warps * self.stages * work.stage_bytes
+
+    def shared_bytes(self, work: Work, values: int) -> int:
         """Dynamic shared memory of a block whose threads store so many values at a time; as in few_codes.cuh."""
-        parts = 2 * 4 * self.warps * 8 * ceil_div(rows, 8) * (TILE + 4)
-        share = ceil_div(TILE // values * rows, self.cluster)
+        parts = 2 * 4 * self.warps * 8 * ceil_div(work.rows, 8) * (TILE + 4)
+        share = ceil_div(TILE // values * work.rows, self.cluster)
         gathered = 2 * 4 * self.teams * self.cluster * share * values if self.cluster > 1 else 0
-        sums = 4 * rows * max(1, self.warps // rows)
-        return self.warps * self.stages * work.stage_bytes + self.vector_bytes(work, rows) + parts + gathered + sums
+        return self.ring_bytes(work) + self.vector_bytes(work) + parts + gathered
 
 
-def few_codes_sizes(work: Work, rows: int, values: int, device: DeviceModel) -> FewCodes | None:
-    """The sizes of which the busiest block loads the fewest bytes; None where nothing fits.
+def few_codes_sizes(work: Work, values: int, device: DeviceModel) -> FewCodes | None:
+    """The sizes of which the busiest block loads the fewest bytes; None where nothing fits, or is quicker.
 
     Args:
         work: What threads share.
-        rows: Of the vectors.
         values: Results that a thread stores at a time.
         device: The device.
     """
     costs = FewCodesCosts.of(device)
+    if not costs.least_rows <= work.rows <= costs.most_rows:
+        return None
 
-    def cost(sizes: FewCodes) -> tuple[int, int, int]:
-        found = sizes.block_bytes(work, rows, device) + (costs.cluster if sizes.cluster > 1 else 0)
-        return found, -sizes.warps, -sizes.stages
+    def cost(sizes: FewCodes) -> tuple[int, int]:
+        found = sizes.block_bytes(work, device) + (costs.cluster if sizes.cluster > 1 else 0)
+        return found, -sizes.stages
 
-    return min(_ways(work, rows, values, device), key=cost, default=None)
+    best = min(_ways(work, values, device), key=cost, default=None)
+    if best is None or (_fits_registers(work) and best.cluster == 1 and best.teams * best.turns(work, device) == 1):
+        return None
+    return best
 
 
-def _ways(work: Work, rows: int, values: int, device: DeviceModel) -> Iterator[FewCodes]:
+def _fits_registers(work: Work) -> bool:
+    """Whether registers hold all of a tile, and its numbers are made without scales, which is as quick there."""
+    return work.bits == 8 and not work.group and not work.is_computed
+
+
+def _held(cluster: int, device: DeviceModel) -> int:
+    """Clusters of so many blocks that run at once, one block on a multiprocessor."""
+    return device.cores if cluster == 1 else cluster_cores(device)[cluster] // cluster
+
+
+def _ways(work: Work, values: int, device: DeviceModel) -> Iterator[FewCodes]:
+    """At least as many warps as vectors, which make these ready."""
     costs = FewCodesCosts.of(device)
-    for cluster in (1, *([] if work.computed else [n for n in cluster_cores(device) if n in (2, 4, 8)])):
-        held = device.cores if cluster == 1 else cluster_cores(device)[cluster] // cluster
-        own = ceil_div(work.tiles, held)  # tiles of a cluster
+    for cluster in (1, *([] if work.is_computed else [n for n in cluster_cores(device) if n in (2, 4, 8)])):
+        own = ceil_div(work.tiles, _held(cluster, device))  # tiles of a cluster
         teams = ceil_div(own, ceil_div(own, min(costs.warps, _BARRIERS - 1)))
-        for warps_k in range(1, min(max(1, costs.warps // teams), work.bundles // cluster) + 1):
-            one = FewCodes(teams, warps_k, 1, cluster)
-            steps = one.turns(work, device) * ceil_div(ceil_div(one.bundles(work), warps_k), work.step)
-            for stages in range(1, steps + 1):
-                found = FewCodes(teams, warps_k, stages, cluster)
-                ring = found.warps * stages * work.stage_bytes
-                if found.shared_bytes(work, rows, values) > costs.shared_bytes or ring > costs.ring_bytes:
-                    break
-                yield found
+        warps_k = ceil_div(work.rows, teams)
+        if cluster > 1 and warps_k > work.bundles // cluster:
+            continue
+        for stages in range(1, FewCodes(teams, warps_k, 1, cluster).steps(work, device) + 1):
+            found = FewCodes(teams, warps_k, stages, cluster)
+            fits = found.ring_bytes(work) <= costs.ring_bytes[work.bits]
+            if not fits or found.shared_bytes(work, values) > costs.shared_bytes:
+                break
+            yield found

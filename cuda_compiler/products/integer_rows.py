@@ -8,11 +8,10 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import CHUNK
-from cuda_compiler.products.code_layout import group_of, is_constant, lies_in_rows, unit_of
-from cuda_compiler.products.integer_rows_sizes import TILE, Work, integer_rows_sizes
+from cuda_compiler.products.integer_rows_sizes import BUNDLE, TILE, Work, integer_rows_sizes
 from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import CallOption
-from npu_compiler.dtypes import INT8, UINT8
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
@@ -21,6 +20,9 @@ from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["INTEGER_ROWS", "integer_rows_options"]
 
+_GROUPS, _UNITS = (32, 64, 128), (64, 32)
+_ALIGNED = 16  # bytes of a copy
+_COPIED = (4, 8, 16)  # bytes that are copied of a bundle's scales
 _MOST_ZERO = 256
 
 INTEGER_ROWS = KernelTemplate(
@@ -89,27 +91,42 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
 
 def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:
     """A product as the kernel sees it; None where it does not suit."""
-    vector, unit = found.a, unit_of(found, codes)
+    vector, group = found.a, 0 if codes.group >= found.k else codes.group
     if found.m != 1 or found.batches != 1 or found.n % TILE:
         return None
     is_computed = isinstance(vector.operand, Computed)
     if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(CHUNK, found.k, True)):
         return None
-    if unit is None or not is_constant(codes, lowering) or not _suits(found, codes, unit):
+    units = (unit for unit in _UNITS if not found.k % (BUNDLE * unit) and group % unit == 0)
+    unit = next(units, None)
+    constant = all(lowering.tensors[index].source is None for index in codes.reads())
+    if unit is None or not constant or not _suits(found, codes, group, unit):
         return None
     return Work(
         outputs=found.n,
         k=found.k,
         bits=codes.bits,
         unit=unit,
-        group=group_of(found, codes),
+        group=group,
         scale_bytes=codes.scale.dtype.size,
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
         computed=found.k if is_computed else 0,
     )
 
 
-def _suits(found: Product, codes: GroupedCodes, unit: int) -> bool:
-    """Whether codes are integers, and they and what belongs to them lie as the kernel copies them."""
-    integers = codes.number in (INT8, UINT8) and codes.codebook is None and lies_in_rows(found, codes, unit)
-    return integers and (codes.zeros is not None or (codes.zero == int(codes.zero) and abs(codes.zero) <= _MOST_ZERO))
+def _suits(found: Product, codes: GroupedCodes, group: int, unit: int) -> bool:
+    """Whether codes are integers, and they and what belongs to them lie as the kernel copies them: row behind row."""
+    scale, zeros, groups = codes.scale, codes.zeros, found.k // group if group else 1
+    integers = codes.number in (INT8, UINT8) and codes.bits in (4, 8) and codes.codebook is None and codes.bias is None
+    if not integers or codes.rows != 1 or (group and group not in _GROUPS):
+        return False
+    in_rows = found.b.along * 8 == found.k * codes.bits and not codes.offset % _ALIGNED
+    scaled = scale.dtype in (FLOAT16, BFLOAT16, FLOAT32) and scale.strides[-1] == groups
+    scaled = scaled and (not group or scale.strides[-2] == 1) and not scale.offset * scale.dtype.size % _ALIGNED
+    copied = not group or BUNDLE * unit // group * scale.dtype.size in _COPIED
+    if not (in_rows and scaled and copied):
+        return False
+    if zeros is None:
+        return codes.zero == int(codes.zero) and abs(codes.zero) <= _MOST_ZERO
+    packed = codes.zero_bits in (4, 8) and zeros.dtype in (INT8, UINT8) and zeros.strides[-2] == 1
+    return bool(group) and packed and not zeros.offset % 4 and found.n * zeros.strides[-1] < 1 << 31

@@ -142,7 +142,7 @@ def samples() -> list[dict[str, Any]]:
         npu_compiler.extract(over_codes, over_codes.inputs(3)).ir,
         step.ir,
         *(npu_compiler.extract(each, step_inputs(each, [0, 0])).ir for each in paged),
-        *map(coded_linear, (1, 4, 40, 128)),
+        *map(coded_linear, (1, 8, 40, 128)),
     )
     return [
         *(each.ir(torch.float32) for each in cases),

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from cuda_compiler.artifact.vocabulary import CLUSTERS
+from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import few_codes
-from cuda_compiler.products.few_codes_sizes import FewCodes
+from cuda_compiler.products.few_codes_sizes import FewCodes, Work, few_codes_sizes
 from npu_compiler.artifact.plan import KernelCall, options_of
 from tests.cuda.kernels import check_compile
 from tests.cuda.test_grouped_matvec import Case, inputs_of
@@ -22,6 +23,7 @@ from tests.cuda.test_integer_rows import errors_on_host, launch_of
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
 
 BFLOAT, HALF = torch.bfloat16, torch.float16
+H200 = DEVICES.named("sm_90", "cuda")
 
 FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=8, n=64, k=1024, bits=8, kind=torch.int8, group=1024), BFLOAT, FewCodes(4, 2, 2)),
@@ -33,7 +35,7 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=8, n=64, k=768, bits=8, kind=torch.int8, group=128, behind="norm ahead"), BFLOAT, FewCodes(1, 3, 1)),
     (Case(m=4, n=64, k=512, zeros=True, behind="gated"), BFLOAT, FewCodes(8, 1, 2)),
     (Case(m=6, n=32, k=896, bits=8, zero=128, group=896), HALF, FewCodes(8, 1, 1)),
-    (Case(m=8, n=80, k=2304, zeros=True, behind="residual"), BFLOAT, FewCodes(2, 2, 2, 4, early=1)),
+    (Case(m=8, n=80, k=2304, zeros=True, behind="residual"), BFLOAT, FewCodes(2, 2, 2, 4)),
     (Case(m=11, n=48, k=1280, bits=8, kind=torch.int8, group=1280), BFLOAT, FewCodes(3, 1, 1, 2)),
     (Case(m=7, n=32, k=1024, codebook=True), HALF, FewCodes(2, 2, 1)),
     (Case(m=6, n=32, k=768, bits=8, kind=torch.float8_e4m3fn, group=768), BFLOAT, FewCodes(1, 2, 2)),
@@ -43,7 +45,7 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
 
 
 def force(monkeypatch: pytest.MonkeyPatch, sizes: FewCodes) -> None:
-    monkeypatch.setattr(few_codes, "few_codes_sizes", lambda work, rows, values, device: sizes)
+    monkeypatch.setattr(few_codes, "few_codes_sizes", lambda work, values, device: sizes)
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
@@ -91,7 +93,7 @@ def test_kernels_compile(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check_compile([plan.kernels[launch_of(plan).kernel]], 90)
 
 
-TAKEN = FORCED[0][0]
+TAKEN = Case(m=8, n=4096, k=1024, zeros=True)
 
 
 def test_older_devices_have_another_kernel() -> None:
@@ -105,15 +107,30 @@ def test_older_devices_have_another_kernel() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        replace(TAKEN, n=72),
+        replace(TAKEN, m=4),
+        replace(TAKEN, m=9),
+        replace(TAKEN, n=4104),
         replace(TAKEN, k=1000, group=1000),
         replace(TAKEN, group=256),
         replace(TAKEN, rows=16, group=64),
-        replace(TAKEN, biases=True, group=64),
-        Case(m=4, n=64, k=1024, bits=6, group=128, zero=32),
+        replace(TAKEN, biases=True, zeros=False),
+        Case(m=8, n=1536, k=1536, bits=8, kind=torch.int8, group=1536),
+        Case(m=8, n=64, k=1024, bits=6, group=128, zero=32),
     ],
     ids=str,
 )
 def test_others_are_left_to_the_kernel_for_all_codes(case: Case) -> None:
     plan = case.program(BFLOAT).main
     assert plan.kernels[launch_of(plan).kernel].entry == "grouped_matvec"
+
+
+def test_sizes_give_all_multiprocessors_work() -> None:
+    """The sizes that were the quickest where they were timed."""
+    gate = Work(8, 17920, 1536, 4, 64, 64, 2, 4, True)
+    assert few_codes_sizes(gate, 2, H200) == FewCodes(9, 1, 3)
+    assert few_codes_sizes(replace(gate, bits=8, group=0, zero_bits=0), 2, H200) == FewCodes(9, 1, 4)
+    assert few_codes_sizes(replace(gate, outputs=2048), 2, H200) == FewCodes(1, 8, 1)
+    down = Work(8, 1536, 8960, 4, 64, 64, 2, 4, False)
+    assert few_codes_sizes(down, 2, H200) == FewCodes(7, 2, 2, 8)
+    assert few_codes_sizes(replace(down, bits=8, group=0, zero_bits=0), 2, H200) == FewCodes(7, 2, 2, 8)
+    assert few_codes_sizes(replace(down, k=1 << 19), 2, H200) is None
