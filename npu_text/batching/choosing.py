@@ -25,7 +25,7 @@ from npu_compiler.graph.lane_tokens import (
 )
 from npu_compiler.integers import ceil_div
 from npu_compiler.tensor.layout import BufferSpec, dense
-from npu_runtime.backend import Recording
+from npu_runtime.backend import DeviceBuffer, Recording
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
@@ -149,12 +149,15 @@ class LaneChooser:
             raise InputError(f"given lanes {lanes.tolist()}, expected 0 to {self.lanes - 1}")
         return LaneGroup(lanes, [self._lanes[lane] for lane in lanes.tolist()], self.lanes)
 
-    def bind(self, logits: NPUBuffer, features: Collection[Feature]) -> BoundChoice:
+    def bind(
+        self, logits: NPUBuffer, features: Collection[Feature], tokens: DeviceBuffer | None = None
+    ) -> BoundChoice:
         """A choice from the logits in a buffer [..., V], for engines that run it right behind what makes them.
 
         Args:
             logits: Where they are, or will be.
             features: What it does; rows may ask for less.
+            tokens: Visible memory for the tokens of all rows, int64 [R] or more; None for memory of its own.
         """
         asked = frozenset(features)
         executor = self._choice(logits.shape, asked)
@@ -171,7 +174,11 @@ class LaneChooser:
             made = {spec.name: inputs[spec.name] for spec in rows.plan.outputs}
             plans.append(rows.bind({**own, **settings}, made))
         states = {output for output, _ in executor.plan.state}
-        outputs = {spec.name: self._visible(spec) for spec in executor.plan.outputs if spec.name not in states}
+        outputs = {
+            spec.name: NPUBuffer(self.device, tokens, spec) if spec.name == "tokens" and tokens else self._visible(spec)
+            for spec in executor.plan.outputs
+            if spec.name not in states
+        }
         plans.append(executor.bind(inputs, outputs))
         return BoundChoice(plans, own, inputs.get("masks"), outputs, self.lanes)
 

@@ -52,6 +52,7 @@ class SimulatedEngine:
         self._samplings: dict[int, LaneSampling] = {}
         self._ready = 0.0
         self._thread: int | None = None
+        self._last: list[int] = []  # what the last step chose
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
         pass
@@ -98,6 +99,8 @@ class SimulatedEngine:
             zip(lanes, steps.tokens.tolist(), steps.positions.tolist(), steps.pages, strict=True)
         ):
             self._check_call(lane)
+            if steps.sources is not None and steps.sources[place] >= 0:
+                token = self._last[steps.sources[place]]
             tokens = [token, *(steps.guesses[place] if steps.guesses else ())]
             assert 1 <= len(tokens) <= self.guess
             assert place not in masks or len(tokens) == 1
@@ -114,6 +117,7 @@ class SimulatedEngine:
             results.append(tuple(chosen))
         for late in self._queue:
             late.left -= 1
+        self._last = [chosen[0].token for chosen in results]
         stepped = Stepped(
             np.array([chosen[0].token for chosen in results]),
             {place: [one.token for one in chosen[1:]] for place, chosen in enumerate(results) if len(chosen) > 1},
