@@ -230,7 +230,8 @@ class BatchEngine(Protocol):
 
         Returns:
             Waits for the result. Calls of this lane before it is called are queued behind this one, and so is all that
-            is filled in later; steps of other lanes may overtake it, any number of them.
+            is filled in later. Steps of other lanes may overtake it, any number of them, and it may overtake those that
+            were asked for before: no step that was not waited for may write to `pages`, nor to what they share.
         """
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
@@ -242,4 +243,7 @@ class BatchEngine(Protocol):
         """
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copies a page, as it is behind what was asked for before, ahead of whatever is filled in next."""
+        """Copies a page, behind what was filled in so far and ahead of whatever is filled in next.
+
+        No step that was not waited for may write to either.
+        """

@@ -182,9 +182,7 @@ class PagedEngine:
         turn = self._turn(count, self._check, steps)
         lanes = np.where(turn.positions[:count] < 0, self.lanes, steps.lanes[:, None]).reshape(-1)  # or nobody's
         masks = [(source, place * self.guess) for source, place in steps.masks]
-        result = self._launched(
-            turn.launch(self.chooser.group(lanes), turn.positions[:count].reshape(-1) + 1, masks)
-        )
+        result = self._launched(turn.launch(self.chooser.group(lanes), turn.positions[:count].reshape(-1) + 1, masks))
         return lambda: _accepted(steps, result(), self.guess)
 
     def _step(self, steps: LaneSteps) -> StepResult[Stepped]:
@@ -296,7 +294,7 @@ class _CopyTurn:
 
 
 class _PageCopy:
-    """Copies a page of every pool to another place, in the order of what is filled in, and behind the steps so far.
+    """Copies a page of every pool to another place, in the order of what is filled in.
 
     Steps do not wait for it: who reads the copy is filled in behind it.
     """
@@ -310,7 +308,6 @@ class _PageCopy:
         pools = {f"pool_{number}": pool for number, pool in enumerate(made)}
         pages = {spec.name: device_buffer(device, spec) for spec in read.plan.outputs}
         named = {spec.name: spec for executor in (read, write) for spec in executor.plan.inputs}
-        self._device, self._behind = device.backend, engine.device.backend
         self._turns: deque[_CopyTurn] = deque()  # the one that was launched longest ago first
         for _ in range(_COPIES):
             source_array, source = visible(device, named["source"])
@@ -324,5 +321,4 @@ class _PageCopy:
         self._turns.rotate(-1)
         turn.launched()
         turn.source[0], turn.target[0] = source, target
-        self._device.wait_for(self._behind)
         turn.launched = turn.recording.launch()

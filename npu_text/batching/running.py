@@ -1,6 +1,6 @@
 """The texts that take part in every step, in columns, so that a step costs little for each of them.
 
-A step may be asked for before anybody knows what the one before chose; then the columns are one step ahead of the texts.
+A step may be asked for before anybody knows what the one before chose: then the columns are a step ahead of the texts.
 """
 
 from __future__ import annotations
@@ -77,18 +77,19 @@ class RunningTexts:
         """
         self.tokens = np.where(self.sources < 0, self.tokens, tokens[self.sources]) if len(tokens) else self.tokens
         if more:
-            self.positions = self.positions + np.array([more.get(place, 0) for place in self.sources.tolist()], np.int64)
+            added = [more.get(place, 0) for place in self.sources.tolist()]
+            self.positions = self.positions + np.array(added, np.int64)
         self.sources = np.full(len(self.texts), _KNOWN)
 
     def make_room(self) -> None:
-        """Has pages for the next step, and tells which pages are full by then."""
+        """Has pages for the next step, and tells which pages are full, those aside that a step under way fills."""
         due = np.flatnonzero(self.positions >= self._due)
         if not len(due):
             return
         for place in due.tolist():
             text, position = self.texts[place], int(self.positions[place])
             if text.table is not None:  # else it was cancelled
-                text.table.fill(text.tokens[:position])
+                text.table.fill(text.tokens[: position - (self.sources[place] >= 0)])
                 text.table.room(position + 1)
             self._due[place] = (position // self._page_tokens + 1) * self._page_tokens
         self.look_at_pages()

@@ -36,8 +36,8 @@ class Scheduler:
     """Gives out the lanes and pages of an engine.
 
     One turn after the other: `next_turn`, whatever the device makes of it, `absorb`; `submit` and `cancel` at any time
-    between, from one thread. Where it `is_ahead`, a turn may be asked for before the one before is absorbed; a text that
-    ends in that one, and nobody knew it, has a step too many then, of which nothing is kept.
+    between, from one thread. Where it `is_ahead`, a turn may be asked for before the one before is absorbed. A text
+    that ends in that one, and nobody knew it, has a step too many then, of which nothing is kept.
 
     Attributes:
         pool: The pages.
@@ -60,6 +60,7 @@ class Scheduler:
         self._running = RunningTexts(engine.page_tokens, engine.guess)
         self._asked: deque[Turn] = deque()  # with steps that nobody has absorbed
         self._some_ended = False  # of those that run
+        self._leaving: list[Text] = []  # those among them that have a step under way
         self._serials = count()
 
     @property
@@ -122,7 +123,7 @@ class Scheduler:
     def cancel(self, text: Text) -> None:
         """Ends a text; nothing where it has ended already.
 
-        Its lane and pages are free at once, or when the part of its prompt that is under way has run.
+        Its lane and pages are free at once, or when what is under way of it has run.
         """
         self._end(text, "cancelled")
 
@@ -133,9 +134,9 @@ class Scheduler:
         texts = [text for text in texts if not text.finish]
         for text in texts:
             self.cancel(text)
-        for text in self._filling:
+        for text in (*self._filling, *self._leaving):
             self._leave(text)
-        self._filling, self._under_way = [], 0
+        self._filling, self._leaving, self._under_way = [], [], 0
         self._asked.clear()
         self.pool.forget()
         return texts
@@ -264,10 +265,14 @@ class Scheduler:
         running.asked()
         self._asked.append(turn)
 
+    def _is_asked(self, text: Text) -> bool:
+        return any(text in turn.running for turn in self._asked)
+
     def _stepping(self) -> list[Text]:
         """Texts that run, those included that nothing will be asked for any more."""
         asked = (text for turn in self._asked for text in turn.running)
         return list(dict.fromkeys((*asked, *self._running.texts)))
+
     def _steps(self) -> LaneSteps:
         running = self._running
         running.make_room()
@@ -330,6 +335,10 @@ class Scheduler:
         if turn is self._asked[-1]:
             self._running.know(tokens, dict(more))
         self._asked.remove(turn)
+        left = [text for text in self._leaving if not self._is_asked(text)]
+        self._leaving = [text for text in self._leaving if text not in left]
+        for text in left:
+            self._leave(text)
         for place, finish in finishes.items():
             self._end(texts[place], finish)
         return News((), texts, stepped, counts, finishes)
@@ -378,6 +387,9 @@ class Scheduler:
             return
         if text not in self._filling:
             self._some_ended = True
+            if self._is_asked(text):  # which writes to its pages
+                self._leaving.append(text)
+                return
         elif text.parts:  # which write to its pages
             return
         else:

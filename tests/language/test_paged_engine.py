@@ -149,7 +149,7 @@ def test_steps_go_on_from_choices_that_nobody_has_seen(engine: PagedEngine, deco
         known = steps_of([texts[lane] for lane in lanes])
         before = asked[-1][0] if asked else []
         sources = np.array([before.index(lane) if lane in before else -1 for lane in lanes])
-        positions = known.positions + [counts[lane] - len(texts[lane].tokens) + 1 for lane in lanes]
+        positions = known.positions + np.array([counts[lane] - len(texts[lane].tokens) + 1 for lane in lanes])
         tokens = np.where(sources < 0, known.tokens, VOCABULARY - 1)
         asked.append((lanes, engine.step(known._replace(tokens=tokens, positions=positions, sources=sources))))
         for lane in lanes:
