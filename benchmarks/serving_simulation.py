@@ -64,7 +64,6 @@ class Costs:
 @dataclass
 class _Job:
     left: float
-    behind: _Job | None = None  # of the other stream
 
     @property
     def done(self) -> bool:
@@ -103,8 +102,7 @@ class _Model:
     def prefill(self, part: Prefill) -> Any:
         self._until(self.now + self.costs.fill)
         length = next(n for n in self.chunks if n >= len(part.tokens))
-        steps = self._streams[0]
-        job = _Job(self.costs.chunks[length], steps[-1] if steps else None)
+        job = _Job(self.costs.chunks[length] + self.costs.choice * part.choose)
         self._streams[1].append(job)
         return _Filling(self, job, part.choose)
 
@@ -122,11 +120,6 @@ class _Model:
 
         return wait
 
-    def choose(self) -> None:
-        job = _Job(self.costs.choice)
-        self._streams[0].append(job)
-        self.finish(job)
-
     def finish(self, job: _Job) -> None:
         """Waits for a job."""
         if job.done:
@@ -142,8 +135,6 @@ class _Model:
     def _advance(self, limit: float) -> None:
         """On to the next thing that happens, or to the limit."""
         heads = [stream[0] if stream else None for stream in self._streams]
-        if heads[1] is not None and heads[1].behind is not None and not heads[1].behind.done:
-            heads[1] = None
         step, chunk = heads
         both = step is not None and chunk is not None
         rates = (self.costs.share, self.costs.chunk_share) if both else (1.0, 1.0)
@@ -173,8 +164,6 @@ class _Filling:
 
     def __call__(self) -> Prefilled:
         self.model.finish(self.job)
-        if self.chooses:
-            self.model.choose()
         return Prefilled(Chosen(70) if self.chooses else None)
 
 
