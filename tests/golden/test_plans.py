@@ -16,6 +16,7 @@ import npu_compiler
 from npu_cli.extras import import_torchvision
 from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall, options_of
 from npu_compiler.frontend.decoder_request import BatchRequest
+from tests.cuda.test_row_factors import device_of_factors
 from tests.support.decoders import import_transformers, make_decoder
 
 FOLDER = Path(__file__).parent
@@ -104,6 +105,12 @@ def test_a_layer_for_many_texts_gathers_no_page(function: str, decoder: Path) ->
     assert len(plan.steps) == AROUND_OF_MANY[function] + LAYERS * A_LAYER_OF_MANY[function]
     assert len(plan.state) == 2 * LAYERS
     assert not plan.notes
+
+
+def test_norms_between_products_take_no_launch_where_that_pays(decoder: Path) -> None:
+    plan = npu_compiler.compile(decoder / "chunk_64.json", target="cuda", device=device_of_factors()).main
+    norms = 2 * (LAYERS - 1)  # of the last layer one row is left, and the first norm is of embeddings
+    assert len(plan.steps) == AROUND_OF_MANY["chunk_64"] + LAYERS * A_LAYER_OF_MANY["chunk_64"] - norms
 
 
 @on_each_target
