@@ -188,18 +188,8 @@ struct Operands {
         return col + group_col(group / OWN / 4) + group % OWN % GROUPS * 32;
     }
 
-    // Adds the parts of a group that the blocks of a cluster have, always in the same order.
-    __device__ __forceinline__ static void add_parts(float (&sum)[4][4], const Ring& ring, int group)
-    {
-        #pragma unroll
-        for (int part = 0; part < SPLITS * 4; ++part) {
-            int i = part % 4;
-            float4 own = load_from_cluster(ring.base + ((group * 4 + i) * 32 + int(threadIdx.x) % 32) * 16, part / 4);
-            sum[i][0] += own.x, sum[i][1] += own.y, sum[i][2] += own.z, sum[i][3] += own.w;
-        }
-    }
-
-    // Each block adds and stores some of the groups, of all warps. All threads of the cluster come to two barriers here.
+    // Adds the parts that the blocks of a cluster have, always in the same order: each adds and stores some of the
+    // groups, of all warps. All threads of the cluster come to two barriers here.
     __device__ __forceinline__ void add_and_store(
         const Sums& sums, const Ring& ring, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
     {
@@ -212,26 +202,28 @@ struct Operands {
             store_shared(ring.base + ((warp * OWN * 4 + i) * 32 + lane) * 16, own);
         }
         synchronize_cluster();
-        float sum[ITEMS][4][4] = {};
-        #pragma unroll
-        for (int item = 0; item < ITEMS; ++item) {
-            if (group_of(item, warp) < ALL) {
-                add_parts(sum[item], ring, group_of(item, warp));
-            }
-        }
-        arrive_at_cluster(); // the others may still read what is staged here
         #pragma unroll
         for (int item = 0; item < ITEMS; ++item) {
             int group = group_of(item, warp);
+            if (group >= ALL) {
+                continue;
+            }
+            float sum[4][4] = {};
             #pragma unroll
-            for (int i = 0; i < 2 * PACKS; ++i) {
-                if (group < ALL) {
-                    store_part(sum[item], i / PACKS, i % PACKS, fetched[item][i], row_of(group, i / PACKS),
-                               col_of(group), out, EPILOGUE_ARGUMENTS p);
+            for (int block = 0; block < SPLITS; ++block) {
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float4 part = load_from_cluster(ring.base + ((group * 4 + i) * 32 + lane) * 16, block);
+                    sum[i][0] += part.x, sum[i][1] += part.y, sum[i][2] += part.z, sum[i][3] += part.w;
                 }
             }
+            #pragma unroll
+            for (int i = 0; i < 2 * PACKS; ++i) {
+                store_part(sum, i / PACKS, i % PACKS, fetched[item][i], row_of(group, i / PACKS), col_of(group), out,
+                           EPILOGUE_ARGUMENTS p);
+            }
         }
-        wait_for_cluster();
+        leave_cluster(); // the others may still read what is staged here
     }
 };
 #endif
