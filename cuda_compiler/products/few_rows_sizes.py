@@ -174,7 +174,7 @@ def _clocks(sizes: FewRows, work: Work, costs: FewRowsCosts, device: DeviceModel
 
 
 def _pace(most: float, asked: float) -> float:
-    """Bytes a clock of a memory that gives so many at the most: fewer than are asked for where that is about as many."""
+    """Bytes a clock of a memory that gives so many at the most; fewer where no more than about these are asked for."""
     return float((most**-_BEND + asked**-_BEND) ** (-1 / _BEND))
 
 

@@ -16,7 +16,6 @@ import npu_compiler
 from npu_cli.extras import import_torchvision
 from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall, options_of
 from npu_compiler.frontend.decoder_request import BatchRequest
-from tests.cuda.test_row_factors import device_of_factors
 from tests.support.decoders import import_transformers, make_decoder
 
 FOLDER = Path(__file__).parent
@@ -27,8 +26,8 @@ A_LAYER = {"decode": 6, "prefill_16": 8}  # launches of a layer on Metal: what k
 AROUND = {"decode": 2, "prefill_16": 1}  # angles and mask together, the head; less the last layer's norm of one row
 
 BATCH = BatchRequest((8,), 64, chunks=(64,))
-A_LAYER_OF_MANY = {"decode_8": 5, "chunk_64": 8}  # launches of a layer on CUDA
-AROUND_OF_MANY = {"decode_8": 4, "chunk_64": 4}
+A_LAYER_OF_MANY = {"decode_8": 5, "chunk_64": 6}  # launches of a layer on CUDA: norms between products take none
+AROUND_OF_MANY = {"decode_8": 4, "chunk_64": 6}  # with the norm of embeddings, and the last layer's of one row
 
 on_each_target = pytest.mark.parametrize("target", ["metal", "cuda"])
 
@@ -105,12 +104,6 @@ def test_a_layer_for_many_texts_gathers_no_page(function: str, decoder: Path) ->
     assert len(plan.steps) == AROUND_OF_MANY[function] + LAYERS * A_LAYER_OF_MANY[function]
     assert len(plan.state) == 2 * LAYERS
     assert not plan.notes
-
-
-def test_norms_between_products_take_no_launch_where_that_pays(decoder: Path) -> None:
-    plan = npu_compiler.compile(decoder / "chunk_64.json", target="cuda", device=device_of_factors()).main
-    norms = 2 * (LAYERS - 1)  # of the last layer one row is left, and the first norm is of embeddings
-    assert len(plan.steps) == AROUND_OF_MANY["chunk_64"] + LAYERS * A_LAYER_OF_MANY["chunk_64"] - norms
 
 
 @on_each_target
