@@ -213,7 +213,8 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     """The division, as found by trial on one H200: as few blocks of threads for a text as keep multiprocessors busy.
 
     All of them run at once, with as many pieces on their way in a multiprocessor. One that is alone there has two for
-    each warp, so that one is computed while another arrives.
+    each warp, so that one is computed while another arrives; or twice as many warps, where two of a cluster would share
+    it.
     """
     coded, sets = are_coded_pages(problem), ceil_div(problem.shared * problem.rows, 8)
     texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // PIECE
@@ -223,6 +224,8 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     cluster = min(busy) if busy else max(sizes, default=1)
     resident = min(ceil_div(texts * cluster, held[cluster]), _RESIDENT + 1)
     warps, depth, resident = (8, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
+    if cluster > 1 and resident == _RESIDENT and not coded:
+        cluster, warps, resident = cluster // 2, 2 * warps, 1  # fewer parts to put together
     depth, least_depth = (_CODED_DEPTH, sets) if coded else (depth, 1)
     while warps * depth * piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
         warps, depth = (warps, depth // 2) if depth > least_depth else (warps // 2, depth)
