@@ -224,13 +224,13 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     cluster = min(busy) if busy else max(sizes, default=1)
     resident = min(ceil_div(texts * cluster, held[cluster]), _RESIDENT + 1)
     warps, depth, resident = (8, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
-    if cluster > 1 and resident == _RESIDENT and not coded:
-        cluster, warps, resident = cluster // 2, 2 * warps, 1  # fewer parts to put together
     depth, least_depth = (_CODED_DEPTH, sets) if coded else (depth, 1)
     while warps * depth * piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
         warps, depth = (warps, depth // 2) if depth > least_depth else (warps // 2, depth)
     while cluster > 1 and cluster // 2 * warps >= pieces:
         cluster //= 2
+    if cluster > 1 and resident == _RESIDENT and not coded:
+        cluster, warps, resident = cluster // 2, 2 * warps, 1  # fewer parts to put together
     most = resident * held[cluster] // (texts * cluster)
     alone, enough = (_ALONE * cluster * warps, cluster * warps) if most > 1 else (_LONG * cluster, _LONG * cluster)
     clusters = min(ceil_div(pieces, enough), _MAX_CLUSTERS, most if most > 1 else _MAX_CLUSTERS)
