@@ -13,6 +13,17 @@ static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 typedef TensorCores<PairOfCodes<code_t>> Integers;
 
+// Eight neighbours of a vector in memory.
+__device__ __forceinline__ float load_octet(const vector_t* source, float (&value)[8])
+{
+    Pack<vector_t, 8> given = load_pack<8>(source);
+    #pragma unroll
+    for (int u = 0; u < 8; ++u) {
+        value[u] = float(given[u]);
+    }
+    return 0.0f;
+}
+
 // Adds the products of a bundle, the first or the second of a step, to a lane's sums of two rows.
 __device__ __forceinline__ void multiply_bundle(
     float (&sum)[2], const unsigned char* stage, const Vector& vector, int tile, int at, int second, const Params& p)
@@ -71,6 +82,15 @@ __device__ __forceinline__ float sum_of_warps(const float* parts, int team, int 
     }
     return sum;
 }
+
+#if FACTOR
+// What all numbers of the vector are yet to be multiplied by, from what each warp has of their row's sum.
+__device__ __forceinline__ float factor_of(const float* parts)
+{
+    int lane = int(threadIdx.x) % 32;
+    return row_factor(warp_sum<32>(lane < BLOCK_WARPS ? parts[lane] : 0.0f));
+}
+#endif
 
 // Waits for the other warps that share a tile.
 __device__ __forceinline__ void wait_for_team(int team)
@@ -131,20 +151,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
         ring.fill(stages + stage * STAGE_BYTES, further, p);
     }
     wait_for_previous_grid();
+    ring.draw(p); // not sooner: the counter may be another grid's
     const Vector digits{
         reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),
         reinterpret_cast<float2*>(dynamic_shared + UNITS_AT)};
-#if PROLOGUE
+#if PROLOGUE == 2
+    float part = digits.make([&](int c, float(&value)[8]) { return row_octet(c, value, VECTOR_ARGUMENTS p); });
+#elif PROLOGUE
     vector_t* computed = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
     compute_row(0, int(threadIdx.x), computed, VECTOR_ARGUMENTS p);
     __syncthreads();
-    digits.make(computed);
+    float part = digits.make([&](int c, float(&value)[8]) { return load_octet(computed + c, value); });
 #else
-    digits.make(vector);
+    float part = digits.make([&](int c, float(&value)[8]) { return load_octet(vector + c, value); });
+#endif
+#if FACTOR
+    __shared__ float row_parts[BLOCK_WARPS];
+    part = warp_sum<32>(part);
+    if (threadIdx.x % 32 == 0) {
+        row_parts[warp] = part;
+    }
 #endif
     __syncthreads();
     int turn = 0, stage = 0;
-    for (int tile = int(blockIdx.x) + int(gridDim.x) * team; tile < p.tiles; tile += further, turn ^= 1) {
+    float factor = FACTOR ? 0.0f : 1.0f; // of the vector's row; found while codes arrive
+    for (int tile = int(blockIdx.x) + int(gridDim.x) * team, next; tile < p.tiles; tile = next, turn ^= 1) {
         float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * BLOCK_WARPS * PART_ROW;
         int first = member * VALUES, at = (tile * TILE + first) / PAIRS;
         Fetched fetched;
@@ -153,14 +184,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
         }
         multiply_tile(parts + warp * PART_ROW, stages, stage, ring, digits, tile, further, p);
         wait_for_team(team);
+#if FACTOR
+        if (factor == 0.0f) {
+            factor = factor_of(row_parts);
+        }
+#endif
         if (member < ITEMS) {
             float value[VALUES];
             #pragma unroll
             for (int u = 0; u < VALUES; ++u) {
-                value[u] = sum_of_warps(parts, team, first + u);
+                value[u] = sum_of_warps(parts, team, first + u) * factor;
             }
             store(value, fetched, 0, 0, at, out, EPILOGUE_ARGUMENTS p);
         }
+        next = DRAWN ? ring.tile : tile + further; // copies have begun there and nowhere behind it
     }
     wait_for_copies<0>();
 }

@@ -12,6 +12,10 @@ constexpr bool SPLIT = BITS == 4 && UNIT == 64; // the upper halves of bytes are
 static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
 static_assert(STEP_BYTES % 128 == 0 && STAGE_BYTES % 16 == 0, "rows of shared memory that lanes read side by side");
 
+#if DRAWN
+__device__ uint drawn; // tiles beyond the first of each team; there are as many draws as tiles, behind which it is 0
+#endif
+
 struct Parts {
     const uint8* matrix;
     const scale_t* scales;
@@ -28,6 +32,7 @@ struct Ring {
     int tile, bundle;      // what comes next
     const uint8* codes;    // this lane's part of it
     const scale_t* scales; // its groups in the row whose scales this lane copies
+    uint ticket;           // of the tile behind this one, where tiles are drawn; the first lane has it
 
     static constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // of a row's step; rows of an access
     static constexpr int ZERO_WORDS = ZERO_BYTES / 4;
@@ -68,10 +73,31 @@ struct Ring {
             codes += STEP_BYTES;
             scales += ONE_GROUP ? 0 : STEP * BUNDLE_GROUPS;
             if (bundle >= last) {
-                seek(tile + further);
+                go_on(further, p);
             }
         }
         commit_copies();
+    }
+
+    // Goes to the team's next tile.
+    __device__ __forceinline__ void go_on(int further, const Params& p)
+    {
+#if DRAWN
+        seek(further + int(__shfl_sync(0xffffffffu, ticket, 0)));
+        draw(p);
+#else
+        seek(tile + further);
+#endif
+    }
+
+    // Asks which tile is behind this one. Those who are quicker take more of them.
+    __device__ __forceinline__ void draw(const Params& p)
+    {
+#if DRAWN
+        if (tile < p.tiles && threadIdx.x % 32 == 0) {
+            ticket = atomicInc(&drawn, p.tiles - 1);
+        }
+#endif
     }
 
     // Those of the step's groups; of whole rows with the last step.

@@ -7,35 +7,43 @@ struct Vector {
     signed char* digits;
     float2* units;
 
-    // By all threads, which have 8 elements at a time.
-    __device__ __forceinline__ void make(const vector_t* source) const
+    // By all threads, which have 8 elements at a time: `octet` computes those from a place on, and gives what they add
+    // to a sum. Returns this thread's part of it.
+    template <typename Octet>
+    __device__ __forceinline__ float make(Octet octet) const
     {
         constexpr int OCTETS = COMMON / 8, ROUNDS = (OCTETS + THREADS - 1) / THREADS;
         constexpr int AT_ONCE = ROUNDS < 4 ? ROUNDS : 4; // so many loads wait for memory together
+        float part = 0.0f;
         #pragma unroll 1
-        for (int base = int(threadIdx.x); base / 32 * 32 < OCTETS; base += AT_ONCE * THREADS) {
-            Pack<vector_t, 8> given[AT_ONCE];
-            #pragma unroll
-            for (int each = 0; each < AT_ONCE; ++each) {
-                int octet = base + each * THREADS;
-                given[each] = load_pack<8>(source + (octet < OCTETS ? octet : 0) * 8);
-            }
-            #pragma unroll
-            for (int each = 0; each < AT_ONCE; ++each) {
-                make_octet(given[each], base + each * THREADS);
+        for (int round = 0; round < ROUNDS; round += AT_ONCE) {
+            int first = int(threadIdx.x) + round * THREADS;
+            if (first / 32 * 32 < OCTETS) {
+                float value[AT_ONCE][8];
+                #pragma unroll
+                for (int each = 0; each < AT_ONCE; ++each) {
+                    int place = first + each * THREADS;
+                    float added = octet((place < OCTETS ? place : 0) * 8, value[each]);
+                    part += place < OCTETS ? added : 0.0f;
+                }
+                #pragma unroll
+                for (int each = 0; each < AT_ONCE; ++each) {
+                    make_octet(value[each], first + each * THREADS);
+                }
             }
         }
+        return part;
     }
 
 private:
     // Numbers of a unit, whose octets neighbouring lanes have, get 14 bits and a sign where they are the largest.
-    __device__ __forceinline__ void make_octet(const Pack<vector_t, 8>& given, int octet) const
+    __device__ __forceinline__ void make_octet(const float (&given)[8], int octet) const
     {
         constexpr int SHARERS = UNIT / 8;
         float largest = 0.0f;
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            largest = greater(largest, __uint_as_float(__float_as_uint(float(given[u])) & 0x7fffffffu));
+            largest = greater(largest, __uint_as_float(__float_as_uint(given[u]) & 0x7fffffffu));
         }
         uint exponent = __float_as_uint(warp_max<SHARERS>(largest)) >> 23;
         bool is_number = exponent < 255;
@@ -45,7 +53,7 @@ private:
         uint upper[8], lower[8];
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            int bits = __float_as_int(float(given[u]) * factor + WHOLE_FLOATS);
+            int bits = __float_as_int(given[u] * factor + WHOLE_FLOATS);
             sum += bits - __float_as_int(WHOLE_FLOATS);
             lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
         }

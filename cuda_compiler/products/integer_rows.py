@@ -9,12 +9,13 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import CHUNK
 from cuda_compiler.products.integer_rows_sizes import BUNDLE, TILE, Work, integer_rows_sizes
-from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
+from cuda_compiler.octets import octet_prologue
+from cuda_compiler.products.vectors import VECTOR_MACROS, Vectors, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
@@ -29,7 +30,7 @@ INTEGER_ROWS = KernelTemplate(
     "integer_rows",
     params="int outputs, tiles, zero_row",
     macros=(
-        "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO TEAMS WARPS_K STEP STAGES "
+        "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO TEAMS WARPS_K STEP STAGES DRAWN FACTOR "
         f"{VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros vector",
@@ -52,7 +53,8 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
         return []
     blocks = sizes.blocks(work, device)
     parts = {"matrix": codes, "scales": codes.scale, "zeros": codes.zeros or codes}
-    vectors = vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
+    octets = _octets(vector, around.lowering, blocks)
+    vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     launch = EarlyLaunch(
         INTEGER_ROWS,
         grid=(blocks, 1, 1),
@@ -78,7 +80,10 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
             "WARPS_K": sizes.warps_k,
             "STEP": work.step,
             "STAGES": sizes.stages,
+            "DRAWN": int(sizes.draws(work, device)),
+            "FACTOR": 0,
             **vectors.macros,
+            **({"PROLOGUE": 2} if octets else {}),
         },
         inputs={**{name: part.argument for name, part in parts.items()}, **vectors.inputs},
         flops=found.flops,
@@ -110,8 +115,14 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
         group=group,
         scale_bytes=codes.scale.dtype.size,
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
-        computed=found.k if is_computed else 0,
+        computed=found.k if is_computed and _octets(vector, lowering, 1) is None else 0,
     )
+
+
+def _octets(vector: Matrix, lowering: Lowering, blocks: int) -> Vectors | None:
+    """The vector as what a thread computes eight neighbours of, where the rest of its row has nothing to do with them."""
+    prologue = octet_prologue(vector.operand, lowering, blocks) if isinstance(vector.operand, Computed) else None
+    return None if prologue is None else Vectors({}, {"vector": prologue})
 
 
 def _suits(found: Product, codes: GroupedCodes, group: int, unit: int) -> bool:

@@ -124,6 +124,10 @@ class IntegerRows:
         """Of a warp, for a tile."""
         return ceil_div(ceil_div(work.bundles, self.warps_k), work.step)
 
+    def draws(self, work: Work, device: DeviceModel) -> bool:
+        """Whether teams draw their tiles but the first, so that those of a quick multiprocessor have more of them."""
+        return self.warps_k == 1 and self.turns(work, device) > 1 and self.stages < self.steps(work)
+
     def in_flight(self, work: Work, device: DeviceModel) -> int:
         """Bytes that all blocks have on their way."""
         return self.blocks(work, device) * self.warps * self.stages * work.stage_bytes
