@@ -90,16 +90,14 @@ class _Parts:
     def of(cls, expr: Expr, width: int) -> Self | None:
         """The parts of a row of so many elements; None where it is something else."""
         element, factor = _split(expr)
-        if element is None or has_reduce(element) or element.dtype != FLOAT32:
+        if element is None or has_reduce(element) or not _is_number(element):
             return None
         if factor is None:
             return cls(element, None, None)
-        sums = reductions(factor)
-        if len(sums) != 1 or has_reduce(sums[0].args[0]) or factor.dtype != FLOAT32:
+        found, *others = reductions(factor)
+        if others or found.combination.function != "add" or found.extent != width or has_reduce(found.args[0]):
             return None
-        (found,) = sums
-        whole = found.combination.function == "add" and found.extent == width and found.dtype == FLOAT32
-        return cls(element, factor, found) if whole else None
+        return cls(element, factor, found) if all(map(_is_number, (factor, found, found.args[0]))) else None
 
     def factor_lines(self) -> list[str]:
         """Statements that give the factor, of a row's ``sum``."""
@@ -111,6 +109,10 @@ class _Parts:
         return [*printer.lines, f"    return {value};"]
 
 
+def _is_number(expr: Expr) -> bool:
+    return CUDA.register(expr.dtype) == CUDA.register(FLOAT32)
+
+
 def _split(expr: Expr) -> tuple[Expr | None, Expr | None]:
     """An expression as a product of one without sums, and of one of sums alone; either is None where it is 1.
 
@@ -118,7 +120,7 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr | None]:
     """
     if not has_reduce(expr):
         return expr, None
-    if isinstance(expr, Call) and expr.fn == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
+    if isinstance(expr, Call) and expr.fn == "cast" and _only_rounds(expr):
         return _split(expr.args[0])
     if isinstance(expr, Call) and expr.fn == "mul":
         (left, factor), (right, by) = map(_split, expr.args)
@@ -133,3 +135,8 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr | None]:
 
 def _times(left: Expr | None, right: Expr | None) -> Expr | None:
     return left or right if left is None or right is None else Call("mul", (left, right), FLOAT32)
+
+
+def _only_rounds(cast: Call) -> bool:
+    """Whether a conversion is from number to number, and not to one of few bits."""
+    return _is_number(cast) and _is_number(cast.args[0]) and cast.dtype.size > 1

@@ -7,9 +7,9 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.octets import octet_prologue
 from cuda_compiler.packing import CHUNK
 from cuda_compiler.products.integer_rows_sizes import BUNDLE, TILE, Work, integer_rows_sizes
-from cuda_compiler.octets import octet_prologue
 from cuda_compiler.products.vectors import VECTOR_MACROS, Vectors, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
@@ -30,8 +30,8 @@ INTEGER_ROWS = KernelTemplate(
     "integer_rows",
     params="int outputs, tiles, zero_row",
     macros=(
-        "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO TEAMS WARPS_K STEP STAGES DRAWN FACTOR "
-        f"{VECTOR_MACROS}"
+        "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO "
+        f"TEAMS WARPS_K STEP STAGES DRAWN FACTOR {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
@@ -120,7 +120,7 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
 
 
 def _octets(vector: Matrix, lowering: Lowering, blocks: int) -> Vectors | None:
-    """The vector as what a thread computes eight neighbours of, where the rest of its row has nothing to do with them."""
+    """The vector as what threads compute eight neighbours of by themselves, where the rest of its row allows that."""
     prologue = octet_prologue(vector.operand, lowering, blocks) if isinstance(vector.operand, Computed) else None
     return None if prologue is None else Vectors({}, {"vector": prologue})
 

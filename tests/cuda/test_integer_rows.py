@@ -34,7 +34,8 @@ FORCED: list[tuple[Case, torch.dtype, IntegerRows]] = [
     (Case(n=64, k=768, bits=8, kind=torch.int8, group=128, behind="norm ahead"), BFLOAT, IntegerRows(1, 3, 1)),
     (Case(n=64, k=512, zeros=True, behind="gated"), BFLOAT, IntegerRows(8, 1, 2)),
     (Case(n=32, k=896, bits=8, zero=128, group=896), HALF, IntegerRows(8, 1, 1)),
-    (Case(n=2144, k=768, zeros=True), BFLOAT, IntegerRows(1, 1, 2)),
+    (Case(n=64, k=1280, zeros=True, behind="layer norm ahead"), BFLOAT, IntegerRows(2, 2, 2)),
+    (Case(n=2144, k=768, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(1, 1, 2)),
     (Case(n=4304, k=512, bits=8, kind=torch.int8, group=512), BFLOAT, IntegerRows(2, 1, 1)),
 ]
 """Among them tiles in turns, drawn or not, teams without one, rows that end within a step, shares of several sizes."""
@@ -100,6 +101,22 @@ def test_what_is_no_number_stays_so(number: float, monkeypatch: pytest.MonkeyPat
     tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
     found = torch.from_numpy(run_on_host(plan, launch_of(plan), tensors, tmp_path).copy()).view(BFLOAT)
     assert not found.isfinite().any()
+
+
+@pytest.mark.parametrize(("behind", "computed"), [("norm ahead", False), ("layer norm ahead", True)])
+def test_only_rows_whose_elements_need_all_others_are_computed_ahead(behind: str, computed: bool) -> None:
+    plan = Case(n=64, k=1024, zeros=True, behind=behind).program(BFLOAT).main
+    text = plan.kernels[launch_of(plan).kernel].text
+    assert ("void compute_row(" in text, "float row_octet(" in text) == (computed, not computed)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e-4, 1e4, 1e15])
+def test_norms_of_small_and_large_rows(size: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case = Case(n=64, k=1024, zeros=True, behind="norm ahead")
+    force(monkeypatch, IntegerRows(2, 2, 2))
+    error, rounding = errors_on_host(case, BFLOAT, inputs_of(case, BFLOAT)[0] * size, tmp_path)
+    assert error <= 1.2 * rounding
 
 
 @pytest.mark.parametrize("at", range(len(FORCED)))
