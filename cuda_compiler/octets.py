@@ -27,10 +27,10 @@ _PREFIX = "v"  # of the names of what is read, beside what the epilogue reads
 
 
 def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prologue | None:
-    """Device functions ``row_octet`` and ``row_factor``, or None where a row is no such product.
+    """Device functions of a row that is such a product; None where it is something else.
 
-    The first computes eight elements without their row's factor, and gives their part of the sum that the second makes
-    the factor of. ``FACTOR`` is 0 where there is none.
+    ``fetch_octet`` loads what ``row_octet`` computes eight elements of, without their row's factor. That returns their
+    part of the sum of which ``row_factor`` makes the factor; the macro ``FACTOR`` is 0 where there is none.
 
     Args:
         operand: One row.
@@ -43,14 +43,23 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
         return None
     operands = row_operands(group, lowering.tensors, (*("0" for _ in group.shape[:-1]), "c"), _PREFIX)
     loads = packed_loads(operands, [group.expr], _SIZE)
-    inner = Printer(CUDA, with_packs(operands, loads).names, " " * 8)
+    inner = Printer(CUDA, with_packs(operands, loads, "octet.").names, " " * 8)
     added = None if found.sum is None else inner.value(found.sum.args[0])
     value = inner.value(found.element)
     parameters = f"{pointer_parameters(operands, CUDA)}const Params& p)"
+    packs = [f"Pack<{load.storage}, {_SIZE}>" for load in loads]
     lines = [
-        f"{CUDA.inline} float row_octet(int c, float (&value)[{_SIZE}], {parameters}",
+        "struct Octet {",
+        *(f"    {pack} x{number};" for number, pack in enumerate(packs)),
+        "};",
+        f"{CUDA.inline} Octet fetch_octet(int c, {parameters}",
         "{",
-        *(f"    const Pack<{load.storage}, {_SIZE}> x{number} = {load.source};" for number, load in enumerate(loads)),
+        "    Octet octet;",
+        *(f"    octet.x{number} = {load.source};" for number, load in enumerate(loads)),
+        "    return octet;",
+        "}",
+        f"{CUDA.inline} float row_octet(const Octet& octet, int c, float (&value)[{_SIZE}], {parameters}",
+        "{",
         "    float part = 0.0f;",
         *each_element("c", _SIZE, "    "),
         *inner.lines,

@@ -13,16 +13,16 @@ static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 typedef TensorCores<PairOfCodes<code_t>> Integers;
 
-// Eight neighbours of a vector in memory.
-__device__ __forceinline__ float load_octet(const vector_t* source, float (&value)[8])
+#if PROLOGUE != 2
+__device__ __forceinline__ float row_octet(const Octet& octet, int, float (&value)[8])
 {
-    Pack<vector_t, 8> given = load_pack<8>(source);
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
-        value[u] = float(given[u]);
+        value[u] = float(octet[u]);
     }
     return 0.0f;
 }
+#endif
 
 // Adds the products of a bundle, the first or the second of a step, to a lane's sums of two rows.
 __device__ __forceinline__ void multiply_bundle(
@@ -88,7 +88,7 @@ __device__ __forceinline__ float sum_of_warps(const float* parts, int team, int 
 __device__ __forceinline__ float factor_of(const float* parts)
 {
     int lane = int(threadIdx.x) % 32;
-    return row_factor(warp_sum<32>(lane < BLOCK_WARPS ? parts[lane] : 0.0f));
+    return row_factor(warp_sum<32>(lane < THREADS / 32 ? parts[lane] : 0.0f));
 }
 #endif
 
@@ -140,33 +140,60 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    __shared__ volatile bool vector_is_there;
     int warp = int(threadIdx.x) / 32, team = warp / WARPS_K, share = warp % WARPS_K, member = int(threadIdx.x) % TEAM;
-    int further = int(gridDim.x) * TEAMS;
+    int further = int(gridDim.x) * TEAMS, filled = 0;
     hurry_next_grid();
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     Ring ring{{matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
-    ring.seek(int(blockIdx.x) + int(gridDim.x) * team);
+    int begin = warp < BLOCK_WARPS ? int(blockIdx.x) + int(gridDim.x) * team : p.tiles; // one more waits for the vector
+    ring.seek(begin);
+    auto fill = [&]() { ring.fill(stages + filled++ * STAGE_BYTES, further, p); };
     #pragma unroll 1
-    for (int stage = 0; stage < STAGES; ++stage) {
-        ring.fill(stages + stage * STAGE_BYTES, further, p);
+    while (filled < PACE) {
+        fill();
     }
+#if PACE < STAGES
+    if (threadIdx.x == 0) {
+        vector_is_there = false;
+    }
+    __syncthreads();
+    if (warp == BLOCK_WARPS) {
+        wait_for_previous_grid();
+        vector_is_there = true;
+    }
+    #pragma unroll 1
+    while (filled < STAGES && !vector_is_there) { // no faster than memory: others wait behind what is on its way
+        wait_for_copies<PACE - 1>();
+        fill();
+    }
+#endif
     wait_for_previous_grid();
     ring.draw(p); // not sooner: the counter may be another grid's
     const Vector digits{
         reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),
         reinterpret_cast<float2*>(dynamic_shared + UNITS_AT)};
+    auto fill_all = [&]() {
+        #pragma unroll 1
+        while (filled < STAGES) {
+            fill();
+        }
+    };
 #if PROLOGUE == 2
-    float part = digits.make([&](int c, float(&value)[8]) { return row_octet(c, value, VECTOR_ARGUMENTS p); });
-#elif PROLOGUE
-    vector_t* computed = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
-    compute_row(0, int(threadIdx.x), computed, VECTOR_ARGUMENTS p);
-    __syncthreads();
-    float part = digits.make([&](int c, float(&value)[8]) { return load_octet(computed + c, value); });
+    float part = digits.make(
+        [&](int c) { return fetch_octet(c, VECTOR_ARGUMENTS p); },
+        [&](const Octet& octet, int c, float(&value)[8]) { return row_octet(octet, c, value, VECTOR_ARGUMENTS p); },
+        fill_all);
 #else
-    float part = digits.make([&](int c, float(&value)[8]) { return load_octet(vector + c, value); });
+#if PROLOGUE
+    vector_t* vector = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
+    compute_row(0, int(threadIdx.x), vector, VECTOR_ARGUMENTS p);
+    __syncthreads();
+#endif
+    digits.make([&](int c) { return load_pack<8>(vector + c); }, row_octet, fill_all);
 #endif
 #if FACTOR
-    __shared__ float row_parts[BLOCK_WARPS];
+    __shared__ float row_parts[THREADS / 32];
     part = warp_sum<32>(part);
     if (threadIdx.x % 32 == 0) {
         row_parts[warp] = part;
@@ -175,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     __syncthreads();
     int turn = 0, stage = 0;
     float factor = FACTOR ? 0.0f : 1.0f; // of the vector's row; found while codes arrive
-    for (int tile = int(blockIdx.x) + int(gridDim.x) * team, next; tile < p.tiles; tile = next, turn ^= 1) {
+    for (int tile = begin, next; tile < p.tiles; tile = next, turn ^= 1) {
         float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * BLOCK_WARPS * PART_ROW;
         int first = member * VALUES, at = (tile * TILE + first) / PAIRS;
         Fetched fetched;

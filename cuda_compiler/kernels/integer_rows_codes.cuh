@@ -1,6 +1,6 @@
 // Codes of a product as integers, on their way in shared memory: each warp has STAGES steps of a tile of
 // its own. Along k a unit is UNIT codes, whose products add up as integers, a bundle four units, a step STEP bundles.
-constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TILE = 16;
+constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * (BLOCK_WARPS + (PACE < STAGES)), TILE = 16;
 constexpr int BUNDLES = COMMON / UNIT / 4, BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
 constexpr int ROW_BYTES = COMMON * BITS / 8, BUNDLE_BYTES = 4 * UNIT * BITS / 8, STEP_BYTES = STEP * BUNDLE_BYTES;
 constexpr int SCALE_BYTES = (ONE_GROUP ? 1 : STEP * BUNDLE_GROUPS) * int(sizeof(scale_t)); // of a row's step

@@ -16,6 +16,7 @@ TILE = 16
 BUNDLE = 4
 """Units that are the least that a warp has of a row."""
 
+PACED = 5e6
 _CLOSE = 1.02  # what differs less from the quickest is as quick
 _LINE = 128  # bytes of shared memory that eight rows are read from at a time
 _BARRIERS = 16  # of a block, one of which all threads share
@@ -127,6 +128,10 @@ class IntegerRows:
     def draws(self, work: Work, device: DeviceModel) -> bool:
         """Whether teams draw their tiles but the first, so that those of a quick multiprocessor have more of them."""
         return self.warps_k == 1 and self.turns(work, device) > 1 and self.stages < self.steps(work)
+
+    def pace(self, work: Work, device: DeviceModel) -> int:
+        """Steps that each warp has on their way at a time before the vector is there."""
+        return min(self.stages, max(1, int(PACED // (self.blocks(work, device) * self.warps * work.stage_bytes))))
 
     def in_flight(self, work: Work, device: DeviceModel) -> int:
         """Bytes that all blocks have on their way."""
