@@ -164,6 +164,6 @@ def test_sizes_give_all_multiprocessors_work(bits: int, group: int) -> None:
     sizes = integer_rows_sizes(work, H200)
     assert sizes is not None
     assert sizes.blocks(work, H200) == H200.cores
-    assert sizes.shared_bytes(work) <= H200.shared_bytes
+    assert sizes.shared_bytes(work, H200) <= H200.shared_bytes
     assert sizes.stages <= sizes.turns(work, H200) * sizes.steps(work)
     assert integer_rows_sizes(replace(work, k=1 << 17, computed=0), H200) is None
