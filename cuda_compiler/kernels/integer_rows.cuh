@@ -147,6 +147,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     Ring ring{{matrix, scales, zeros}, scaled, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K, 0, 0, 0};
     int begin = warp < BLOCK_WARPS ? int(blockIdx.x) + int(gridDim.x) * team : p.tiles; // one more waits for the vector
     ring.seek(begin);
+    if (begin < p.tiles && member < ITEMS) {
+        ask_by_column(0, 0, (begin * TILE + member * VALUES) / PAIRS, EPILOGUE_ARGUMENTS p);
+    }
+#if PROLOGUE == 2
+    #pragma unroll 1
+    for (int octet = int(threadIdx.x); octet < COMMON / 8; octet += THREADS) {
+        ask_for_octet(octet * 8, VECTOR_ARGUMENTS p);
+    }
+#endif
     auto fill = [&]() { ring.fill(stages + filled++ * STAGE_BYTES, further, p); };
     #pragma unroll 1
     while (filled < PACE) {

@@ -134,6 +134,10 @@ class IntegerRows:
         """Of a warp, for a tile."""
         return ceil_div(ceil_div(work.bundles, self.warps_k), work.step)
 
+    def threads(self, work: Work, device: DeviceModel) -> int:
+        """Of a block; one more warp waits for the vector where others have something to do meanwhile."""
+        return 32 * (self.warps + (self.pace(work, device) < self.stages))
+
     def pace(self, work: Work, device: DeviceModel) -> int:
         """Steps that each warp has on their way at a time before the vector is there."""
         return min(self.stages, max(1, int(PACED // (self.blocks(work, device) * self.warps * work.stage_bytes))))
