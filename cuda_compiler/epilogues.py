@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from cuda_compiler.dialect import CUDA, NUMBER_OF_BYTE, PACK_OF_BYTES
 from cuda_compiler.packing import (
     PackedLoad,
-    asking_text,
     define_indexed,
     each_element,
     is_guarded,
@@ -72,8 +71,7 @@ def epilogue(
 
     ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both. With an anchor, ``fetch`` has
     three parts: ``fetch_by_row`` reads what is the same for all columns, ``fetch_by_column`` what is the same for all
-    rows, ``fetch_by_element`` other packs; ``ask_by_column`` and ``ask_by_element`` have these on their way to the
-    level-2 cache.
+    rows, ``fetch_by_element`` other packs, and ``ask_by_element`` has these on their way to the level-2 cache.
 
     Args:
         group: What to compute.
@@ -107,8 +105,7 @@ def epilogue(
             "{",
             f"    return {{fetch_by_row({arguments}), fetch_by_column({arguments}), fetch_by_element({arguments})}};",
             "}",
-            *_asking("ask_by_column", by_column, parameters, found),
-            *_asking("ask_by_element", by_element, parameters, found),
+            *_asking(by_element, parameters, found),
             *(_source_of_element(by_element, parameters, found) if gives else []),
         ]
     else:
@@ -224,14 +221,14 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
     )
 
 
-def _asking(name: str, packs: Mapping[str, PackedLoad], parameters: str, found: Positions) -> list[str]:
+def _asking(packs: Mapping[str, PackedLoad], parameters: str, found: Positions) -> list[str]:
     """A function that asks for the lines of memory that packs lie in, where they do not depend on what is read."""
     plain = [load for load in packs.values() if is_plain(load)]
     return [
-        f"{CUDA.inline} void {name}({parameters})",
+        f"{CUDA.inline} void ask_by_element({parameters})",
         "{",
         *found.statements,
-        *(f"    {asking_text(load)};" for load in plain),
+        *(f"    ask_for{load.source[load.source.index('(') :]};" for load in plain),
         "}",
     ]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import asking_text, each_element, is_plain, packed_loads, with_packs
+from cuda_compiler.packing import each_element, packed_loads, with_packs
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.lowering.anchors import pointer_macros, pointer_parameters
 from npu_compiler.lowering.dialect import LeafNames, Printer
@@ -29,9 +29,8 @@ _PREFIX = "v"  # of the names of what is read, beside what the epilogue reads
 def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prologue | None:
     """Device functions of a row that is such a product; None where it is something else.
 
-    ``ask_for_octet`` has what no launch writes on its way to the level-2 cache, and ``fetch_octet`` loads what
-    ``row_octet`` computes eight elements of, without their row's factor. That returns their part of the sum of which
-    ``row_factor`` makes the factor; the macro ``FACTOR`` is 0 where there is none.
+    ``row_octet`` computes eight elements without their row's factor, and returns their part of the sum of which
+    ``row_factor`` makes the factor. The macro ``FACTOR`` is 0 where there is none.
 
     Args:
         operand: One row.
@@ -44,28 +43,14 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
         return None
     operands = row_operands(group, lowering.tensors, (*("0" for _ in group.shape[:-1]), "c"), _PREFIX)
     loads = packed_loads(operands, [group.expr], _SIZE)
-    inner = Printer(CUDA, with_packs(operands, loads, "octet.").names, " " * 8)
+    inner = Printer(CUDA, with_packs(operands, loads).names, " " * 8)
     added = None if found.sum is None else inner.value(found.sum.args[0])
     value = inner.value(found.element)
     parameters = f"{pointer_parameters(operands, CUDA)}const Params& p)"
-    constant = [load for load in loads if is_plain(load) and lowering.tensors[load.leaf.ref.tensor].source is None]
-    packs = [f"Pack<{load.storage}, {_SIZE}>" for load in loads]
     lines = [
-        "struct Octet {",
-        *(f"    {pack} x{number};" for number, pack in enumerate(packs)),
-        "};",
-        f"{CUDA.inline} void ask_for_octet(int c, {parameters}",
+        f"{CUDA.inline} float row_octet(int c, float (&value)[{_SIZE}], {parameters}",
         "{",
-        *(f"    {asking_text(load)};" for load in constant),
-        "}",
-        f"{CUDA.inline} Octet fetch_octet(int c, {parameters}",
-        "{",
-        "    Octet octet;",
-        *(f"    octet.x{number} = {load.source};" for number, load in enumerate(loads)),
-        "    return octet;",
-        "}",
-        f"{CUDA.inline} float row_octet(const Octet& octet, int c, float (&value)[{_SIZE}], {parameters}",
-        "{",
+        *(f"    const Pack<{load.storage}, {_SIZE}> x{number} = {load.source};" for number, load in enumerate(loads)),
         "    float part = 0.0f;",
         *each_element("c", _SIZE, "    "),
         *inner.lines,

@@ -16,9 +16,8 @@ from npu_compiler.lowering.positions import Positions, inner_axes, unpack
 from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, leaves, walk
 
-__all__ = ["CHUNK", "CHUNK_BYTES", "PACK_SIZES", "PackedLoad", "asking_text", "define_indexed", "each_element"]
-__all__ += ["is_guarded", "is_plain", "loads_in", "pack_positions", "pack_size", "pack_source", "packed_loads"]
-__all__ += ["with_packs"]
+__all__ = ["CHUNK", "CHUNK_BYTES", "PACK_SIZES", "PackedLoad", "define_indexed", "each_element", "is_guarded"]
+__all__ += ["is_plain", "loads_in", "pack_positions", "pack_size", "pack_source", "packed_loads", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
 CHUNK_BYTES = 16
@@ -207,8 +206,3 @@ def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = ""
 def is_plain(load: PackedLoad) -> bool:
     """Whether where it lies depends on nothing that is read."""
     return load.leaf.index is None and load.source.startswith("load_pack")
-
-
-def asking_text(load: PackedLoad) -> str:
-    """The text that asks for the line of memory that a pack lies in, which `is_plain`."""
-    return f"ask_for{load.source[load.source.index('(') :]}"

@@ -14,16 +14,16 @@ static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 typedef TensorCores<PairOfCodes<code_t>> Integers;
 
-#if PROLOGUE != 2
-__device__ __forceinline__ float row_octet(const Octet& octet, int, float (&value)[8])
+// Eight neighbours of a vector in memory.
+__device__ __forceinline__ float load_octet(const vector_t* source, float (&value)[8])
 {
+    Pack<vector_t, 8> given = load_pack<8>(source);
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
-        value[u] = float(octet[u]);
+        value[u] = float(given[u]);
     }
     return 0.0f;
 }
-#endif
 
 // Adds the products of a bundle, the first or the second of a step, to a lane's sums of two rows.
 __device__ __forceinline__ void multiply_bundle(
@@ -89,7 +89,7 @@ __device__ __forceinline__ float sum_of_warps(const float* parts, int team, int 
 __device__ __forceinline__ float factor_of(const float* parts)
 {
     int lane = int(threadIdx.x) % 32;
-    return row_factor(warp_sum<32>(lane < THREADS / 32 ? parts[lane] : 0.0f));
+    return row_factor(warp_sum<32>(lane < BLOCK_WARPS ? parts[lane] : 0.0f));
 }
 #endif
 
@@ -106,13 +106,15 @@ __device__ __forceinline__ void wait_for_team(int team)
 // A tile's sums in this warp's part of k.
 __device__ __forceinline__ void multiply_tile(
     float* part, unsigned char* stages, int& stage, const unsigned char* scaled, Ring& ring, const Vector& vector,
-    int further, const Params& p)
+    int tile, int further, const Params& p)
 {
     int lane = int(threadIdx.x) % 32;
     float sum[2] = {};
+    int steps = ring.steps(), step = first_step(tile, steps);
     #pragma unroll 1
-    for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
+    for (int count = 0; count < steps; ++count) {
         unsigned char* codes = stages + stage * STAGE_BYTES;
+        int bundle = ring.first + step * STEP;
         wait_for_copies<STAGES - 1>();
         __syncwarp();
         multiply_bundle(sum, codes, scaled, vector, bundle, 0);
@@ -122,6 +124,7 @@ __device__ __forceinline__ void multiply_tile(
         __syncwarp(); // all lanes have read what is overwritten
         ring.fill(codes, further, p);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
+        step = step + 1 == steps ? 0 : step + 1;
     }
     #pragma unroll
     for (int side = 0; side < 2; ++side) {
@@ -138,69 +141,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    __shared__ volatile bool vector_is_there;
     int warp = int(threadIdx.x) / 32, team = warp / WARPS_K, share = warp % WARPS_K, member = int(threadIdx.x) % TEAM;
-    int further = int(gridDim.x) * TEAMS, filled = 0;
+    int begin = int(blockIdx.x) + int(gridDim.x) * team, further = int(gridDim.x) * TEAMS;
     hurry_next_grid();
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     unsigned char* scaled = dynamic_shared + SCALED_AT + team * SCALED_TILES * SCALED_BYTES;
-    Ring ring{{matrix, scales, zeros}, scaled, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K, 0, 0, 0};
-    int begin = warp < BLOCK_WARPS ? int(blockIdx.x) + int(gridDim.x) * team : p.tiles; // one more waits for the vector
+    Ring ring{{matrix, scales, zeros}, scaled, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
     ring.seek(begin);
-    if (begin < p.tiles && member < ITEMS) {
-        ask_by_column(0, 0, (begin * TILE + member * VALUES) / PAIRS, EPILOGUE_ARGUMENTS p);
-    }
-#if PROLOGUE == 2
     #pragma unroll 1
-    for (int octet = int(threadIdx.x); octet < COMMON / 8; octet += THREADS) {
-        ask_for_octet(octet * 8, VECTOR_ARGUMENTS p);
+    for (int stage = 0; stage < STAGES; ++stage) {
+        ring.fill(stages + stage * STAGE_BYTES, further, p);
     }
-#endif
-    auto fill = [&]() { ring.fill(stages + filled++ * STAGE_BYTES, further, p); };
-    #pragma unroll 1
-    while (filled < PACE) {
-        fill();
-    }
-#if PACE < STAGES
-    if (threadIdx.x == 0) {
-        vector_is_there = false;
-    }
-    __syncthreads();
-    if (warp == BLOCK_WARPS) {
-        wait_for_previous_grid();
-        vector_is_there = true;
-    }
-    #pragma unroll 1
-    while (filled < STAGES && !vector_is_there) { // no faster than memory: others wait behind what is on its way
-        wait_for_copies<PACE - 1>();
-        fill();
-    }
-#endif
     wait_for_previous_grid();
     const Vector digits{
         reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),
         reinterpret_cast<float2*>(dynamic_shared + UNITS_AT)};
-    auto fill_all = [&]() {
-        #pragma unroll 1
-        while (filled < STAGES) {
-            fill();
-        }
-    };
 #if PROLOGUE == 2
-    float part = digits.make(
-        [&](int c) { return fetch_octet(c, VECTOR_ARGUMENTS p); },
-        [&](const Octet& octet, int c, float(&value)[8]) { return row_octet(octet, c, value, VECTOR_ARGUMENTS p); },
-        fill_all);
+    float part = digits.make([&](int c, float(&value)[8]) { return row_octet(c, value, VECTOR_ARGUMENTS p); });
 #else
 #if PROLOGUE
     vector_t* vector = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
     compute_row(0, int(threadIdx.x), vector, VECTOR_ARGUMENTS p);
     __syncthreads();
 #endif
-    digits.make([&](int c) { return load_pack<8>(vector + c); }, row_octet, fill_all);
+    digits.make([&](int c, float(&value)[8]) { return load_octet(vector + c, value); });
 #endif
 #if FACTOR
-    __shared__ float row_parts[THREADS / 32];
+    __shared__ float row_parts[BLOCK_WARPS];
     part = warp_sum<32>(part);
     if (threadIdx.x % 32 == 0) {
         row_parts[warp] = part;
@@ -222,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
             wait_for_team(team);
         }
         const unsigned char* own = scaled + slot * SCALED_BYTES;
-        multiply_tile(parts + warp * PART_ROW, stages, stage, own, ring, digits, further, p);
+        multiply_tile(parts + warp * PART_ROW, stages, stage, own, ring, digits, tile, further, p);
         wait_for_team(team);
 #if FACTOR
         if (factor == 0.0f) {

@@ -2,20 +2,15 @@
 // each unit.
 constexpr int DIGIT_ROW = COMMON + 64; // neighbours begin in other banks
 
-#if PROLOGUE != 2
-typedef Pack<vector_t, 8> Octet;
-#endif
-
 // In shared memory: the upper and the lower bytes; of each unit the power of two, and the sum, negative.
 struct Vector {
     signed char* digits;
     float2* units;
 
-    // By all threads, which have 8 elements at a time: `fetch` loads those from a place on, `compute` makes numbers of
-    // them and returns what they add to a sum, and `meanwhile` is what there is to do while they arrive. Returns this
-    // thread's part of the sum.
-    template <typename Fetch, typename Compute, typename Meanwhile>
-    __device__ __forceinline__ float make(Fetch fetch, Compute compute, Meanwhile meanwhile) const
+    // By all threads, which have 8 elements at a time: `octet` computes those from a place on, and returns what they add to
+    // a sum of all. Returns this thread's part of it.
+    template <typename Octet>
+    __device__ __forceinline__ float make(Octet octet) const
     {
         constexpr int OCTETS = COMMON / 8, ROUNDS = (OCTETS + THREADS - 1) / THREADS;
         constexpr int AT_ONCE = ROUNDS < 4 ? ROUNDS : 4; // so many loads wait for memory together
@@ -23,22 +18,18 @@ struct Vector {
         #pragma unroll 1
         for (int round = 0; round < ROUNDS; round += AT_ONCE) {
             int first = int(threadIdx.x) + round * THREADS;
-            bool has_some = first / 32 * 32 < OCTETS;
-            Octet given[AT_ONCE];
-            #pragma unroll
-            for (int each = 0; each < AT_ONCE; ++each) {
-                int place = first + each * THREADS;
-                given[each] = fetch((place < OCTETS ? place : 0) * 8);
-            }
-            if (round == 0) {
-                meanwhile();
-            }
-            #pragma unroll
-            for (int each = 0; each < AT_ONCE && has_some; ++each) {
-                int place = first + each * THREADS;
-                float value[8], added = compute(given[each], (place < OCTETS ? place : 0) * 8, value);
-                part += place < OCTETS ? added : 0.0f;
-                make_octet(value, place);
+            if (first / 32 * 32 < OCTETS) {
+                float value[AT_ONCE][8];
+                #pragma unroll
+                for (int each = 0; each < AT_ONCE; ++each) {
+                    int place = first + each * THREADS;
+                    float added = octet((place < OCTETS ? place : 0) * 8, value[each]);
+                    part += place < OCTETS ? added : 0.0f;
+                }
+                #pragma unroll
+                for (int each = 0; each < AT_ONCE; ++each) {
+                    make_octet(value[each], first + each * THREADS);
+                }
             }
         }
         return part;

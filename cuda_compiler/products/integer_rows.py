@@ -31,10 +31,10 @@ INTEGER_ROWS = KernelTemplate(
     params="int tiles",
     macros=(
         "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO_ROW ZERO "
-        f"TEAMS WARPS_K STEP STAGES SCALED_TILES PACE FACTOR {VECTOR_MACROS}"
+        f"TEAMS WARPS_K STEP STAGES SCALED_TILES FACTOR {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros vector",
-    threads=lambda macros: 32 * (macros["TEAMS"] * macros["WARPS_K"] + (macros["PACE"] < macros["STAGES"])),
+    threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
     files="tensor_cores.cuh barriers.cuh code_pairs.cuh integer_rows_codes.cuh integer_rows_vectors.cuh",
     computed="vector",
@@ -54,9 +54,7 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
     blocks = sizes.blocks(work, device)
     parts = {"matrix": codes, "scales": codes.scale, "zeros": codes.zeros or codes}
     octets = _octets(vector, around.lowering, blocks)
-    vectors = octets or vectors_of(
-        vector, around.lowering, 32 * (sizes.warps + (sizes.pace(work, device) < sizes.stages)), blocks
-    )
+    vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     launch = EarlyLaunch(
         INTEGER_ROWS,
         grid=(blocks, 1, 1),
@@ -80,7 +78,6 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
             "STEP": work.step,
             "STAGES": sizes.stages,
             "SCALED_TILES": sizes.scaled_tiles(work, device),
-            "PACE": sizes.pace(work, device),
             "FACTOR": 0,
             **vectors.macros,
             **({"PROLOGUE": 2} if octets else {}),

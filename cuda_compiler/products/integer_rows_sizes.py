@@ -16,7 +16,6 @@ TILE = 16
 BUNDLE = 4
 """Units that are the least that a warp has of a row."""
 
-PACED = 5e6
 _CLOSE = 1.02  # what differs less from the quickest is as quick
 _LINE = 128  # bytes of shared memory that eight rows are read from at a time
 _BANKS = 16  # bytes between rows that would begin in the same one
@@ -133,14 +132,6 @@ class IntegerRows:
     def steps(self, work: Work) -> int:
         """Of a warp, for a tile."""
         return ceil_div(ceil_div(work.bundles, self.warps_k), work.step)
-
-    def threads(self, work: Work, device: DeviceModel) -> int:
-        """Of a block; one more warp waits for the vector where others have something to do meanwhile."""
-        return 32 * (self.warps + (self.pace(work, device) < self.stages))
-
-    def pace(self, work: Work, device: DeviceModel) -> int:
-        """Steps that each warp has on their way at a time before the vector is there."""
-        return min(self.stages, max(1, int(PACED // (self.blocks(work, device) * self.warps * work.stage_bytes))))
 
     def in_flight(self, work: Work, device: DeviceModel) -> int:
         """Bytes that all blocks have on their way."""

@@ -107,7 +107,7 @@ def test_what_is_no_number_stays_so(number: float, monkeypatch: pytest.MonkeyPat
 def test_only_rows_whose_elements_need_all_others_are_computed_ahead(behind: str, computed: bool) -> None:
     plan = Case(n=64, k=1024, zeros=True, behind=behind).program(BFLOAT).main
     text = plan.kernels[launch_of(plan).kernel].text
-    assert ("void compute_row(" in text, "Octet fetch_octet(" in text) == (computed, not computed)
+    assert ("void compute_row(" in text, "float row_octet(" in text) == (computed, not computed)
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
