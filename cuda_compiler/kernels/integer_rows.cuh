@@ -106,15 +106,13 @@ __device__ __forceinline__ void wait_for_team(int team)
 // A tile's sums in this warp's part of k.
 __device__ __forceinline__ void multiply_tile(
     float* part, unsigned char* stages, int& stage, const unsigned char* scaled, Ring& ring, const Vector& vector,
-    int tile, int further, const Params& p)
+    int further, const Params& p)
 {
     int lane = int(threadIdx.x) % 32;
     float sum[2] = {};
-    int steps = ring.steps(), step = first_step(tile, steps);
     #pragma unroll 1
-    for (int count = 0; count < steps; ++count) {
+    for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
         unsigned char* codes = stages + stage * STAGE_BYTES;
-        int bundle = ring.first + step * STEP;
         wait_for_copies<STAGES - 1>();
         __syncwarp();
         multiply_bundle(sum, codes, scaled, vector, bundle, 0);
@@ -124,7 +122,6 @@ __device__ __forceinline__ void multiply_tile(
         __syncwarp(); // all lanes have read what is overwritten
         ring.fill(codes, further, p);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        step = step + 1 == steps ? 0 : step + 1;
     }
     #pragma unroll
     for (int side = 0; side < 2; ++side) {
@@ -189,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
             wait_for_team(team);
         }
         const unsigned char* own = scaled + slot * SCALED_BYTES;
-        multiply_tile(parts + warp * PART_ROW, stages, stage, own, ring, digits, tile, further, p);
+        multiply_tile(parts + warp * PART_ROW, stages, stage, own, ring, digits, further, p);
         wait_for_team(team);
 #if FACTOR
         if (factor == 0.0f) {

@@ -22,13 +22,6 @@ struct Parts {
 // Rows of a stage have their chunks in another order each, so that eight of them are read from different banks.
 __device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & 7) * 16; }
 
-// The step that a tile begins with: another one in another tile, so that warps that run side by side do not read places
-// of their rows that the same parts of the memory hold.
-__device__ __forceinline__ int first_step(int tile, int steps)
-{
-    return int((uint(tile) * 0x9e3779b1u >> 16) * uint(steps) >> 16);
-}
-
 // Of a number of tiles, those whose scales are at hand: the next of them.
 __device__ __forceinline__ int next_scaled(int slot) { return slot + 1 == SCALED_TILES ? 0 : slot + 1; }
 
@@ -37,25 +30,21 @@ struct Ring {
     Parts from;
     unsigned char* scaled; // the team's tiles of scales
     int first, last;       // bundles of this warp
-    int tile, step;        // what comes next
-    int left;              // steps of its tile
+    int tile, bundle;      // what comes next
     int slot;              // of its scales
-    const uint8* codes;    // this lane's part of the tile
+    const uint8* codes;    // this lane's part of it
 
     static constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // of a row's step; rows of an access
     static_assert(CHUNKS <= 32, "a step of a row is one access of a warp at the most");
-
-    __device__ __forceinline__ int steps() const { return (last - first + STEP - 1) / STEP; }
 
     // Goes to the beginning of a tile, which may be behind the last one.
     __device__ __forceinline__ void seek(int place)
     {
         int lane = int(threadIdx.x) % 32;
         tile = place;
-        left = steps();
-        step = first_step(tile, left);
+        bundle = first;
         codes = from.matrix + (long long)(tile * TILE + lane / CHUNKS) * ROW_BYTES;
-        codes += first * BUNDLE_BYTES + lane % CHUNKS * 16;
+        codes += bundle * BUNDLE_BYTES + lane % CHUNKS * 16;
     }
 
     // Starts copying the next step, if there is one.
@@ -63,20 +52,20 @@ struct Ring {
     {
         if (tile < p.tiles) {
             int lane = int(threadIdx.x) % 32, row = lane / CHUNKS, byte = lane % CHUNKS * 16;
-            bool valid = STEP == 1 || first + step * STEP + byte / BUNDLE_BYTES < last;
+            bool valid = STEP == 1 || bundle + byte / BUNDLE_BYTES < last;
             unsigned char* target = stage + row * STEP_BYTES;
-            int place = place_in_row(byte, row), all = steps();
-            if (left == all) {
+            int place = place_in_row(byte, row);
+            if (bundle == first) {
                 copy_scales();
             }
-            const uint8* from_here = codes + step * STEP_BYTES;
             #pragma unroll
             for (int index = 0; index < TILE; index += TOGETHER) { // rows are sums of bits that no two of them have
-                const uint8* source = valid ? from_here + index * ROW_BYTES : from.matrix;
+                const uint8* source = valid ? codes + index * ROW_BYTES : from.matrix;
                 copy_chunk(target + index * STEP_BYTES + place_in_row(place, index), source, valid);
             }
-            step = step + 1 == all ? 0 : step + 1;
-            if (--left == 0) {
+            bundle += STEP;
+            codes += STEP_BYTES;
+            if (bundle >= last) {
                 seek(tile + further);
                 slot = next_scaled(slot);
             }

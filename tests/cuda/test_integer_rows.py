@@ -35,10 +35,14 @@ FORCED: list[tuple[Case, torch.dtype, IntegerRows]] = [
     (Case(n=64, k=512, zeros=True, behind="gated"), BFLOAT, IntegerRows(8, 1, 2)),
     (Case(n=32, k=896, bits=8, zero=128, group=896), HALF, IntegerRows(8, 1, 1)),
     (Case(n=64, k=1280, zeros=True, behind="layer norm ahead"), BFLOAT, IntegerRows(2, 2, 2)),
+    (Case(n=48, k=2048, zeros=True), BFLOAT, IntegerRows(1, 4, 3)),
+    (Case(n=4272, k=1536, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(1, 3, 4)),
     (Case(n=2144, k=768, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(1, 1, 2)),
     (Case(n=4304, k=512, bits=8, kind=torch.int8, group=512), BFLOAT, IntegerRows(2, 1, 1)),
 ]
-"""Among them tiles in turns, drawn or not, teams without one, rows that end within a step, shares of several sizes."""
+"""Among them tiles in turns, codes of several tiles on their way, scales whose rows would begin in the same bank,
+teams without a tile, rows that end within a step, shares of several sizes.
+"""
 
 
 def launch_of(plan: ExecutionPlan) -> KernelCall:
