@@ -1,5 +1,5 @@
-// Codes of a product as integers, on their way in shared memory: each warp has STAGES steps of a tile of its own, and its
-// team the scales and zero points of all of the tile. Along k a unit is UNIT codes, whose products add up as integers, a
+// Codes of a product as integers, on their way in shared memory: each warp has STAGES steps of its part of tiles, and its
+// team the scales and zero points of whole tiles. Along k a unit is UNIT codes, whose products add up as integers, a
 // bundle four units, a step STEP bundles.
 constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TEAM = 32 * WARPS_K;
 constexpr int TILE = 16, BUNDLES = COMMON / UNIT / 4, BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
@@ -22,7 +22,7 @@ struct Parts {
 // Rows of a stage have their chunks in another order each, so that eight of them are read from different banks.
 __device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & 7) * 16; }
 
-// Of a number of tiles, those whose scales are at hand: the next of them.
+// The place of the next tile's scales, which tiles take in turns.
 __device__ __forceinline__ int next_scaled(int slot) { return slot + 1 == SCALED_TILES ? 0 : slot + 1; }
 
 // A warp's codes on their way to shared memory, with its part of the scales and zero points of its team.
