@@ -1,4 +1,4 @@
-// Codes of a product as integers, on their way in shared memory: each warp has STAGES steps of its part of tiles, and its
+// Codes of a product as integers, on their way in shared memory: each warp has STAGES steps of its part of tiles, its
 // team the scales and zero points of whole tiles. Along k a unit is UNIT codes, whose products add up as integers, a
 // bundle four units, a step STEP bundles.
 constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TEAM = 32 * WARPS_K;

@@ -7,8 +7,8 @@ struct Vector {
     signed char* digits;
     float2* units;
 
-    // By all threads, which have 8 elements at a time: `octet` computes those from a place on, and returns what they add to
-    // a sum of all. Returns this thread's part of it.
+    // By all threads, which have 8 elements at a time: `octet` computes those from a place on, and returns what they
+    // add to a sum of all. Returns this thread's part of it.
     template <typename Octet>
     __device__ __forceinline__ float make(Octet octet) const
     {
@@ -49,7 +49,7 @@ private:
         bool is_number = exponent < 255;
         exponent = exponent < 14 ? 14 : exponent;
         float factor = __uint_as_float((267u - exponent) << 23); // times this, the largest is below 2^14
-        constexpr float WHOLE = WHOLE_FLOATS + 128.0f; // so that a number is its upper byte times 256, and the lower - 128
+        constexpr float WHOLE = WHOLE_FLOATS + 128.0f; // so a number is its upper byte times 256 and the lower - 128
         uint bits[8], sum = 0;
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
