@@ -6,9 +6,10 @@ second one reads nothing but its weights: where a residual network's block ends,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue
+from cuda_compiler.artifact.extensions import TensorMap
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
@@ -19,8 +20,8 @@ from cuda_compiler.packing import CHUNK_BYTES, PACK_SIZES, PackedLoad, is_plain,
 from cuda_compiler.tiles.teams import TeamTiling, as_type
 from cuda_compiler.tiles.tiling import TILING_MACROS
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
-from npu_compiler.artifact.plan import KernelCall
-from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_macros
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
@@ -38,9 +39,10 @@ __all__ = ["CONV2D_BACK_TO_BACK", "back_to_back_microseconds", "loads_results", 
 __all__ += ["memory_microseconds"]
 
 _STAGE_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
+_WARP_ROWS = 16
 # Of the second convolution, whose sums are in registers beside those of the first.
 _FEW_COLUMNS, _MOST_COLUMNS = 64, 128
-_COLUMNS = 32  # results that lanes deal out among each other
+_PLACES = 2  # of a team, for parts of the first results
 
 CONV2D_BACK_TO_BACK = KernelTemplate(
     "conv2d_back_to_back",
@@ -48,9 +50,9 @@ CONV2D_BACK_TO_BACK = KernelTemplate(
     macros=(
         f"{TILING_MACROS} tile_t COMMON ADDED_COMMON MADE COLUMNS MADE_STORED STAGED MADE_PARAMETERS MADE_ARGUMENTS"
     ),
-    inputs="image weight added_image? added_weight? next_weight made operands",
+    inputs="image weight added_image? added_weight? read? next_weight made results operands",
     computed="operands",
-    files="tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh tile.cuh tile_results.cuh",
+    files="tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh copy_engine.cuh tile.cuh",
 )
 
 
@@ -84,7 +86,7 @@ def loads_results(group: Group, position: int, operand: Operand, device: DeviceM
     of_images = [first] if made.added is None else [first, made.added.problem]
     dtypes = {conv.weight.dtype, made.output.dtype, group.output.dtype}
     dtypes |= {each.dtype for part in of_images for each in part.operands}
-    whole = conv.outputs % _COLUMNS == 0 and conv.outputs <= _MOST_COLUMNS and _is_pointwise(conv)
+    whole = conv.outputs % LINE == 0 and conv.outputs <= _MOST_COLUMNS and _is_pointwise(conv)
     return (
         len(dtypes) == 1
         and dtypes <= {FLOAT16, BFLOAT16}
@@ -140,10 +142,16 @@ def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = 
         staged: Whether its epilogue reads something for each result.
     """
     costs, least = _Costs.of(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
-    taken = _weight_bytes(conv, made) + (0 if staged else _teams(conv) * _STAGE_BYTES)
+    taken = _weight_bytes(conv, made) + _place_bytes(conv, staged)
     limits = costs.shared_bytes, device.shared_bytes
     best, most = ((nbytes - taken) // (_STAGE_BYTES + _BARRIER_BYTES) for nbytes in limits)
     return max(best, least) if most >= least else 0
+
+
+def _place_bytes(conv: Convolution, staged: bool, stored: bool = True) -> int:
+    """Of results on their way to memory, beside those that lie where something was read for them."""
+    places = conv.outputs // LINE + (_PLACES if stored and not staged else 0)
+    return _teams(conv) * places * _STAGE_BYTES
 
 
 def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowering) -> float:
@@ -176,13 +184,14 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     work, inner = DirectedGroup.of(group, lowering), epilogue_positions(made, lowering, "sum", prefix="m")
     sizes = work.pack_size(width=conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
     staged = packs_by_element(made, inner, PACK_SIZES[0])
-    if set(sizes) != {PACK_SIZES[0]} or len(staged) > 1 or not all(_is_staged(load, made) for load in staged):
+    whole = len(staged) <= 1 and all(_is_staged(load, made) for load in staged)
+    if set(sizes) != {PACK_SIZES[0]} or not whole or any(found.statements for found in (inner, work.found)):
         return None
     own, *others = _convolutions(made)
     tiling = _tiling(conv, made, device, bool(staged))
-    tiles, dtype = ceil_div(conv.pixels, WARPGROUP_ROWS), conv.weight.dtype.name
-    left = 0 if staged or not conv.image.stored else tiling.teams * _STAGE_BYTES
-    shared_bytes = _weight_bytes(conv, made) + left + tiling.stages * (_STAGE_BYTES + _BARRIER_BYTES)
+    tiles, dtype, stored = ceil_div(conv.pixels, WARPGROUP_ROWS), conv.weight.dtype.name, conv.image.stored
+    shared_bytes = _weight_bytes(conv, made) + _place_bytes(conv, bool(staged), stored)
+    shared_bytes += tiling.stages * (_STAGE_BYTES + _BARRIER_BYTES)
     macros = {
         **tiling.macros(tiles, _slices(made)),
         "SHARED_BYTES": shared_bytes,
@@ -191,25 +200,48 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         "ADDED_COMMON": sum(part.channels for part in others),
         "MADE": own.outputs,
         "COLUMNS": conv.outputs,
-        "MADE_STORED": int(conv.image.stored),
+        "MADE_STORED": int(stored),
         "STAGED": len(staged),
     }
-    inputs = {"image": own.image.argument, "weight": own.weight.argument, "next_weight": conv.weight.argument}
+    image = _pixels(own.image.argument, own.pixels, own.channels, own.channels, made)
+    inputs = {"image": image, "weight": own.weight.argument, "next_weight": conv.weight.argument}
     for part in others:
-        inputs |= {"added_image": part.image.argument, "added_weight": part.weight.argument}
+        added = _pixels(part.image.argument, part.pixels, part.channels, part.channels, made)
+        inputs |= {"added_image": added, "added_weight": part.weight.argument}
+    for load in staged:
+        view, stride = load.leaf.ref.view, inner.operands.walks[load.leaf][-2]
+        argument = Argument(load.leaf.ref.tensor, view.offset * load.leaf.dtype.size)
+        inputs["read"] = _pixels(argument, own.pixels, own.outputs, stride, made)
+    inputs["made"] = _written(made, inner, own) if stored else image
+    inputs["results"] = _written(group, work.found, conv)
     launch = Launch(
         CONV2D_BACK_TO_BACK,
         grid=(tiling.grid(tiles, device), 1, 1),
         values={BACKWARDS: work.backwards, "rows": conv.pixels},
         macros=macros,
-        inputs={**inputs, "made": output_argument(made) if conv.image.stored else own.weight.argument},
+        inputs=inputs,
         flops=conv.flops + sum(part.flops for part in (own, *others)),
         text=f"{tiling.functions(dtype)}\n{_product_of_kept(conv)}",
         prologues={"operands": _made_epilogue(made, inner)},
         block=(tiling.threads, 1, 1),
         shared_bytes=shared_bytes,
     )
-    return work.directed_with(launch, tiling.epilogue(work.epilogue(PACK_SIZES[0])))
+    return work.directed_with(launch, tiling.epilogue(anchor_epilogue(group, work.found, PACK_SIZES[0], gives=True)))
+
+
+def _pixels(argument: Argument, pixels: int, channels: int, stride: int, made: Group) -> Argument:
+    """How the copy engine sees an image: 64 pixels of 64 channels at a time, `stride` elements apart."""
+    return _boxes(argument, (channels, pixels), stride, WARPGROUP_ROWS, made.output.dtype)
+
+
+def _written(group: Group, found: Positions, conv: Convolution) -> Argument:
+    """How it sees results: 16 pixels of 64 channels at a time, which a warp has."""
+    sizes, stride = (conv.outputs, conv.pixels), found.operands.walks[None][-2]
+    return _boxes(output_argument(group), sizes, stride, _WARP_ROWS, group.output.dtype)
+
+
+def _boxes(argument: Argument, sizes: tuple[int, int], stride: int, rows: int, dtype: DType) -> Argument:
+    return replace(argument, extension=TensorMap(dtype, sizes, (stride * dtype.size,), (LINE, rows)))
 
 
 def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -> TeamTiling:

@@ -102,6 +102,12 @@ _FUNCTIONS = {
         "inline void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)\n{\n"
         "    host_copy_box(target, &map, barrier, {k, 0, 0, 0, group});\n}\n"
     ),
+    "store_lines": (
+        "inline void store_lines(const TensorMap& map, uint source, int k, int line)\n{\n"
+        "    host_store_box(source, &map, k, line);\n}\n"
+    ),
+    "wait_for_reading": "inline void wait_for_reading() {}\n",
+    "wait_for_storing": "inline void wait_for_storing() {}\n",
     "allow_registers": "inline void allow_registers() {}\n",
     "leave_registers": "inline void leave_registers() {}\n",
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
