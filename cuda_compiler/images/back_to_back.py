@@ -42,6 +42,7 @@ _STAGE_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
 _WARP_ROWS = 16
 # Of the second convolution, whose sums are in registers beside those of the first.
 _FEW_COLUMNS, _MOST_COLUMNS = 64, 128
+_LEAST_TILES, _MOST_TILES = 2, 6  # whose pixels are in shared memory
 _PLACES = 2  # of a team, for parts of the first results
 
 CONV2D_BACK_TO_BACK = KernelTemplate(
@@ -141,11 +142,10 @@ def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = 
         device: Where both run.
         staged: Whether its epilogue reads something for each result.
     """
-    costs, least = _Costs.of(device), 2 * (_slices(made) + staged * (conv.channels // LINE))
+    tile = _slices(made) + staged * (conv.channels // LINE)
     taken = _weight_bytes(conv, made) + _place_bytes(conv, staged)
-    limits = costs.shared_bytes, device.shared_bytes
-    best, most = ((nbytes - taken) // (_STAGE_BYTES + _BARRIER_BYTES) for nbytes in limits)
-    return max(best, least) if most >= least else 0
+    fitting = (device.shared_bytes - taken) // ((_STAGE_BYTES + _BARRIER_BYTES) * tile)
+    return tile * min(fitting, _MOST_TILES) if fitting >= _LEAST_TILES else 0
 
 
 def _place_bytes(conv: Convolution, staged: bool, stored: bool = True) -> int:

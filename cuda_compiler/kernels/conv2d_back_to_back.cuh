@@ -16,7 +16,7 @@ constexpr int PLACES = MADE_STORED && !STAGED ? 2 : 0; // of a team, of first re
 constexpr int PLACES_AT = RING_AT + STAGES * A_BYTES, NEXT_AT = PLACES_AT + TEAMS * PLACES * A_BYTES;
 constexpr int BARRIERS_AT = NEXT_AT + TEAMS * COLUMNS * 128;
 static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES, "layout of shared memory");
-static_assert(2 * TILE_STAGES <= STAGES, "who waits tells phases from those beside them");
+static_assert(STAGES % TILE_STAGES == 0, "a stage holds the same of each tile");
 
 // Pixels in shared memory, and where a thread is among them.
 struct Ring : StageBarriers<BARRIERS_AT>, Turn {
@@ -122,17 +122,17 @@ __device__ __forceinline__ void copy_pixels(
     Ring ring(shared);
     for (int tile = int(blockIdx.x); tile < RESULT_TILES; tile += int(gridDim.x)) {
         int row = row_of(tile, p);
+#if STAGED
+        for (int part = 0; part < PARTS; ++part) {
+            fill_stage(ring, read, part * 64, row);
+        }
+#endif
         for (int slice = 0; slice < OWN_SLICES; ++slice) {
             fill_stage(ring, image, slice * 64, row);
         }
 #if ADDED_COMMON
         for (int slice = 0; slice < ADDED_COMMON / 64; ++slice) {
             fill_stage(ring, added_image, slice * 64, row);
-        }
-#endif
-#if STAGED
-        for (int part = 0; part < PARTS; ++part) {
-            fill_stage(ring, read, part * 64, row);
         }
 #endif
     }
@@ -215,8 +215,8 @@ __device__ __forceinline__ void store_rows(const TensorMap& results, uint stage,
     }
 }
 
-// Waits for a tile's pixels. Teams do so in turns, since barriers only tell a phase from the one before and the one
-// after.
+// Waits for a tile's pixels. Barriers only tell a phase from the one before and the one after: teams wait in turns, so
+// that what the stages held before has been there, and pixels come last of a tile, so that the rest is on its way.
 __device__ __forceinline__ void wait_for_pixels(Ring ring, int team, bool is_first, bool is_last)
 {
     if (TEAMS > 1 && !is_first) {
@@ -280,9 +280,9 @@ __device__ __forceinline__ void multiply_tiles(
     ring.skip(team * TILE_STAGES);
     for (int tile = int(blockIdx.x) + team * int(gridDim.x); tile < RESULT_TILES; tile += TEAMS * int(gridDim.x)) {
         int row = row_of(tile, p);
-        wait_for_pixels(ring, team, tile == int(blockIdx.x), tile + int(gridDim.x) >= RESULT_TILES);
         Ring pixels = ring;
-        ring.skip(SLICES);
+        pixels.skip(TILE_STAGES - SLICES);
+        wait_for_pixels(pixels, team, tile == int(blockIdx.x), tile + int(gridDim.x) >= RESULT_TILES);
         Sums<COLUMNS> next_sum;
         int before = 0; // the stage of the part ahead
         #pragma unroll 1 // teams are at different places: all of these would not fit the cache of instructions
@@ -328,7 +328,7 @@ __device__ __forceinline__ void multiply_tiles(
                 ring.skip(1);
             }
         }
-        ring.skip((TEAMS - 1) * TILE_STAGES);
+        ring.skip(SLICES + (TEAMS - 1) * TILE_STAGES);
         OwnEpilogue::FetchedByColumn columns[COLUMNS / 64][2];
         #pragma unroll
         for (int part = 0; part < COLUMNS / 64; ++part) {
