@@ -51,7 +51,7 @@ CONV2D_BACK_TO_BACK = KernelTemplate(
     macros=(
         f"{TILING_MACROS} tile_t COMMON ADDED_COMMON MADE COLUMNS SHARES MADE_STORED STAGED MADE_PARAMETERS MADE_ARGUMENTS"
     ),
-    inputs="image weight added_image? added_weight? read? next_weight made results operands",
+    inputs="image weight added_image added_weight read next_weight made results operands",
     computed="operands",
     files="tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh copy_engine.cuh clusters.cuh tile.cuh",
 )
@@ -214,16 +214,21 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         "STAGED": len(staged),
     }
     image = _pixels(own.image.argument, own.pixels, own.channels, own.channels, made)
-    inputs = {"image": image, "weight": own.weight.argument, "next_weight": conv.weight.argument}
+    inputs = {
+        **dict.fromkeys(("image", "added_image", "read", "made"), image),  # whatever the kernel does not use
+        **dict.fromkeys(("weight", "added_weight"), own.weight.argument),
+        "next_weight": conv.weight.argument,
+        "results": _written(group, work.found, conv),
+    }
     for part in others:
-        added = _pixels(part.image.argument, part.pixels, part.channels, part.channels, made)
-        inputs |= {"added_image": added, "added_weight": part.weight.argument}
+        inputs["added_image"] = _pixels(part.image.argument, part.pixels, part.channels, part.channels, made)
+        inputs["added_weight"] = part.weight.argument
     for load in staged:
         view, stride = load.leaf.ref.view, inner.operands.walks[load.leaf][-2]
         argument = Argument(load.leaf.ref.tensor, view.offset * load.leaf.dtype.size)
         inputs["read"] = _pixels(argument, own.pixels, own.outputs, stride, made)
-    inputs["made"] = _written(made, inner, own) if stored else image
-    inputs["results"] = _written(group, work.found, conv)
+    if stored:
+        inputs["made"] = _written(made, inner, own)
     launch = Launch(
         CONV2D_BACK_TO_BACK,
         grid=(tiling.grid(tiles * shares, device) // shares * shares, 1, 1),

@@ -40,29 +40,6 @@ __device__ __forceinline__ int row_of(int place_in_order, const Params& p)
     return (p.backwards ? RESULT_TILES - 1 - place_in_order : place_in_order) * TILE_M;
 }
 
-#if ADDED_COMMON
-#define ADDED_IMAGE_PARAMETER const __grid_constant__ TensorMap added_image,
-#define ADDED_WEIGHT_PARAMETER const tile_t *added_weight,
-#define ADDED_IMAGE_REFERENCE const TensorMap &added_image,
-#define ADDED_IMAGE_ARGUMENT added_image,
-#define ADDED_WEIGHT_ARGUMENT added_weight,
-#else
-#define ADDED_IMAGE_PARAMETER
-#define ADDED_WEIGHT_PARAMETER
-#define ADDED_IMAGE_REFERENCE
-#define ADDED_IMAGE_ARGUMENT
-#define ADDED_WEIGHT_ARGUMENT
-#endif
-#if STAGED
-#define READ_PARAMETER const __grid_constant__ TensorMap read,
-#define READ_REFERENCE const TensorMap &read,
-#define READ_ARGUMENT read,
-#else
-#define READ_PARAMETER
-#define READ_REFERENCE
-#define READ_ARGUMENT
-#endif
-
 // Which of 64 results is multiplied at a position: each of the four lanes that share a row has sixteen neighbours.
 __device__ __forceinline__ int result_at(int position)
 {
@@ -85,7 +62,7 @@ __device__ __forceinline__ void copy_weight(unsigned char* target, const tile_t*
 // Has the teams bring all weights to shared memory. Rows of both weights are dealt out as results are; so are the
 // channels of the second, which are results of the first.
 __device__ __forceinline__ void load_weights(
-    unsigned char* shared, const tile_t* weight, ADDED_WEIGHT_PARAMETER const tile_t* next_weight)
+    unsigned char* shared, const tile_t* weight, const tile_t* added_weight, const tile_t* next_weight)
 {
     constexpr int COPIERS = TEAMS * TEAM_THREADS;
     #pragma unroll 1
@@ -93,12 +70,9 @@ __device__ __forceinline__ void load_weights(
         int slice = each % SLICES;
         if (slice < OWN_SLICES) {
             copy_weight<COMMON>(shared + each * B_BYTES, weight, each / SLICES, slice);
-        }
-#if ADDED_COMMON
-        else {
+        } else {
             copy_weight<ADDED_COMMON>(shared + each * B_BYTES, added_weight, each / SLICES, slice - OWN_SLICES);
         }
-#endif
     }
     commit_copies();
     #pragma unroll 6
@@ -130,24 +104,20 @@ __device__ __forceinline__ void fill_stage(Ring& ring, const TensorMap& image, i
 
 // What the thread does that has pixels copied.
 __device__ __forceinline__ void copy_pixels(
-    unsigned char* shared, const TensorMap& image, ADDED_IMAGE_REFERENCE READ_REFERENCE const Params& p)
+    unsigned char* shared, const TensorMap& image, const TensorMap& added_image, const TensorMap& read, const Params& p)
 {
     Ring ring(shared);
     for (int tile = first_tile(); tile < RESULT_TILES; tile += tiles_at_a_time()) {
         int row = row_of(tile, p);
-#if STAGED
-        for (int part = 0; part < PARTS; ++part) {
+        for (int part = 0; part < (STAGED ? PARTS : 0); ++part) {
             fill_stage(ring, read, share() * MADE + part * 64, row);
         }
-#endif
         for (int slice = 0; slice < OWN_SLICES; ++slice) {
             fill_stage(ring, image, slice * 64, row);
         }
-#if ADDED_COMMON
         for (int slice = 0; slice < ADDED_COMMON / 64; ++slice) {
             fill_stage(ring, added_image, slice * 64, row);
         }
-#endif
     }
 }
 
@@ -284,7 +254,6 @@ __device__ __forceinline__ void multiply_kept(Sums<COLUMNS>& sum, const uint (&o
     commit_products();
 }
 
-#if SHARES > 1
 // How the blocks of a cluster give each other sums.
 struct Exchange {
     uint welcomed, given; // barriers: that the other block takes sums, and that they are there
@@ -311,7 +280,7 @@ struct Exchange {
         wait_for_cluster_phase(welcomed, phase);
         #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const float (&given)[4] = sum.at[COUNT + i];
+            const float (&given)[4] = sum.at[(SHARES - 1) * COUNT + i];
             store_in_cluster(own + i * 32, other(), make_float4(given[0], given[1], given[2], given[3]));
         }
         arrive_in_cluster_at(given, other());
@@ -325,14 +294,6 @@ struct Exchange {
         phase ^= 1;
     }
 };
-#else
-struct Exchange {
-    __device__ __forceinline__ Exchange(unsigned char*, int) {}
-    __device__ __forceinline__ void welcome() const {}
-    __device__ __forceinline__ void add_sums(Sums<COLUMNS>&, unsigned char*) {}
-};
-#endif
-
 // What a team does.
 __device__ __forceinline__ void multiply_tiles(
     unsigned char* shared, int team, const TensorMap& made, const TensorMap& results, MADE_PARAMETERS EPILOGUE_PARAMETERS
@@ -431,9 +392,10 @@ __device__ __forceinline__ void multiply_tiles(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_back_to_back(
-    const __grid_constant__ TensorMap image, const tile_t* weight, ADDED_IMAGE_PARAMETER ADDED_WEIGHT_PARAMETER
-    READ_PARAMETER const tile_t* next_weight, const __grid_constant__ TensorMap made,
-    const __grid_constant__ TensorMap results, MADE_PARAMETERS OUT_T*, EPILOGUE_PARAMETERS const Params p)
+    const __grid_constant__ TensorMap image, const tile_t* weight, const __grid_constant__ TensorMap added_image,
+    const tile_t* added_weight, const __grid_constant__ TensorMap read, const tile_t* next_weight,
+    const __grid_constant__ TensorMap made, const __grid_constant__ TensorMap results, MADE_PARAMETERS OUT_T*,
+    EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     if (threadIdx.x == 0) {
@@ -454,11 +416,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_back_to_bac
         leave_registers<COPY_REGISTERS>();
         wait_for_previous_grid();
         if (threadIdx.x % 128 == 0) {
-            copy_pixels(shared, image, ADDED_IMAGE_ARGUMENT READ_ARGUMENT p);
+            copy_pixels(shared, image, added_image, read, p);
         }
     } else {
         allow_registers<PRODUCT_REGISTERS>();
-        load_weights(shared, weight, ADDED_WEIGHT_ARGUMENT next_weight);
+        load_weights(shared, weight, added_weight, next_weight);
         wait_for_previous_grid();
         multiply_tiles(shared, role, made, results, MADE_ARGUMENTS EPILOGUE_ARGUMENTS p);
     }
