@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue
-from cuda_compiler.artifact.extensions import TensorMap, cluster_along_x
+from cuda_compiler.artifact.extensions import TensorMap
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
@@ -49,11 +49,11 @@ CONV2D_BACK_TO_BACK = KernelTemplate(
     "conv2d_back_to_back",
     params=f"int {BACKWARDS}, rows",
     macros=(
-        f"{TILING_MACROS} tile_t COMMON ADDED_COMMON MADE COLUMNS SHARES MADE_STORED STAGED MADE_PARAMETERS MADE_ARGUMENTS"
+        f"{TILING_MACROS} tile_t COMMON ADDED_COMMON MADE COLUMNS MADE_STORED STAGED MADE_PARAMETERS MADE_ARGUMENTS"
     ),
     inputs="image weight added_image added_weight read next_weight made results operands",
     computed="operands",
-    files="tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh copy_engine.cuh clusters.cuh tile.cuh",
+    files="tensor_cores.cuh warpgroups.cuh barriers.cuh ring.cuh copy_engine.cuh tile.cuh",
 )
 
 
@@ -94,7 +94,7 @@ def loads_results(group: Group, position: int, operand: Operand, device: DeviceM
         and whole
         and all(_multiplies_pixels(part) for part in of_images)
         and first.outputs % LINE == 0
-        and _shares(conv, made, device) > 0
+        and _stages(conv, made, device) > 0
     )
 
 
@@ -124,15 +124,8 @@ def _slices(made: Group) -> int:
     return sum(part.channels // LINE for part in _convolutions(made))
 
 
-def _weight_bytes(conv: Convolution, made: Group, shares: int) -> int:
-    return 2 * (_slices(made) * LINE + conv.outputs) * conv.channels // shares
-
-
-def _shares(conv: Convolution, made: Group, device: DeviceModel) -> int:
-    """Blocks of a cluster that share tiles: as many as have room for the weights; 0 where two have none."""
-    fits_two = conv.channels % (2 * LINE) == conv.outputs % (2 * LINE) == 0 and _slices(made) * LINE >= conv.outputs
-    ways = (1, 2) if fits_two else (1,)
-    return next((shares for shares in ways if _stages(conv, made, device, shares) > 0), 0)
+def _weight_bytes(conv: Convolution, made: Group) -> int:
+    return 2 * (_slices(made) * LINE + conv.outputs) * conv.channels
 
 
 def _teams(conv: Convolution) -> int:
@@ -140,26 +133,25 @@ def _teams(conv: Convolution) -> int:
     return 3 if conv.outputs <= _FEW_COLUMNS else 2
 
 
-def _stages(conv: Convolution, made: Group, device: DeviceModel, shares: int, staged: bool = True) -> int:
+def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = True) -> int:
     """Stages of pixels in shared memory, beside all weights; 0 where they are too few for two tiles.
 
     Args:
         conv: The second convolution.
         made: The first one.
         device: Where both run.
-        shares: Blocks that share tiles.
         staged: Whether its epilogue reads something for each result.
     """
-    tile = _slices(made) + staged * (conv.channels // LINE // shares)
-    taken = _weight_bytes(conv, made, shares) + _place_bytes(conv, shares, staged)
+    tile = _slices(made) + staged * (conv.channels // LINE)
+    taken = _weight_bytes(conv, made) + _place_bytes(conv, staged)
     fitting = (device.shared_bytes - taken) // ((_STAGE_BYTES + _BARRIER_BYTES) * tile)
     return tile * min(fitting, _MOST_TILES) if fitting >= _LEAST_TILES else 0
 
 
-def _place_bytes(conv: Convolution, shares: int, staged: bool, stored: bool = True) -> int:
-    """Of results on their way to memory, beside those that lie where something was read for them, and of barriers."""
-    places = (conv.outputs // LINE if shares == 1 else 0) + (_PLACES if stored and not staged else 0)
-    return _teams(conv) * (places * _STAGE_BYTES + (_BARRIER_BYTES if shares > 1 else 0))
+def _place_bytes(conv: Convolution, staged: bool, stored: bool = True) -> int:
+    """Of results on their way to memory, beside those that lie where something was read for them."""
+    places = conv.outputs // LINE + (_PLACES if stored and not staged else 0)
+    return _teams(conv) * places * _STAGE_BYTES
 
 
 def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowering) -> float:
@@ -196,10 +188,9 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     if set(sizes) != {PACK_SIZES[0]} or not whole or any(found.statements for found in (inner, work.found)):
         return None
     own, *others = _convolutions(made)
-    shares = _shares(conv, made, device)
-    tiling = _tiling(conv, made, device, shares, bool(staged))
+    tiling = _tiling(conv, made, device, bool(staged))
     tiles, dtype, stored = ceil_div(conv.pixels, WARPGROUP_ROWS), conv.weight.dtype.name, conv.image.stored
-    shared_bytes = _weight_bytes(conv, made, shares) + _place_bytes(conv, shares, bool(staged), stored)
+    shared_bytes = _weight_bytes(conv, made) + _place_bytes(conv, bool(staged), stored)
     shared_bytes += tiling.stages * (_STAGE_BYTES + _BARRIER_BYTES)
     macros = {
         **tiling.macros(tiles, _slices(made)),
@@ -207,9 +198,8 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         "tile_t": CUDA.storage[dtype],
         "COMMON": own.channels,
         "ADDED_COMMON": sum(part.channels for part in others),
-        "MADE": own.outputs // shares,
+        "MADE": own.outputs,
         "COLUMNS": conv.outputs,
-        "SHARES": shares,
         "MADE_STORED": int(stored),
         "STAGED": len(staged),
     }
@@ -231,7 +221,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         inputs["made"] = _written(made, inner, own)
     launch = Launch(
         CONV2D_BACK_TO_BACK,
-        grid=(tiling.grid(tiles * shares, device) // shares * shares, 1, 1),
+        grid=(tiling.grid(tiles, device), 1, 1),
         values={BACKWARDS: work.backwards, "rows": conv.pixels},
         macros=macros,
         inputs=inputs,
@@ -240,7 +230,6 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         prologues={"operands": _made_epilogue(made, inner)},
         block=(tiling.threads, 1, 1),
         shared_bytes=shared_bytes,
-        extension=cluster_along_x(shares),
     )
     return work.directed_with(launch, tiling.epilogue(anchor_epilogue(group, work.found, PACK_SIZES[0], gives=True)))
 
@@ -260,9 +249,9 @@ def _boxes(argument: Argument, sizes: tuple[int, int], stride: int, rows: int, d
     return replace(argument, extension=TensorMap(dtype, sizes, (stride * dtype.size,), (LINE, rows)))
 
 
-def _tiling(conv: Convolution, made: Group, device: DeviceModel, shares: int, staged: bool) -> TeamTiling:
+def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -> TeamTiling:
     """How the first results are cut into what a team has at a time."""
-    stages = _stages(conv, made, device, shares, staged)
+    stages = _stages(conv, made, device, staged)
     return TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=_teams(conv))
 
 

@@ -103,34 +103,3 @@ __device__ __forceinline__ float4 load_from_cluster(uint address, int rank)
 #endif
     return value;
 }
-
-// Arrives at the barrier of another block, at a shared address as this block would use it; what this thread wrote there
-// before is seen by who waits with `wait_for_cluster_phase`.
-__device__ __forceinline__ void arrive_in_cluster_at(uint barrier, int rank)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}"
-                 ::"r"(barrier), "r"(rank)
-                 : "memory");
-#endif
-}
-
-// Waits for the end of the phase of this parity of a barrier of its own at which threads of other blocks arrive.
-__device__ __forceinline__ void wait_for_cluster_phase(uint barrier, int parity)
-{
-    uint done = 0;
-    while (!done) {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("{\n"
-                     ".reg .pred done;\n"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, done;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-#endif
-    }
-}

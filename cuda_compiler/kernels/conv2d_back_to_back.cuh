@@ -4,8 +4,6 @@
 // the first epilogue reads; results lie in their place, or in places of their own, until the engine has stored them.
 // Blocks stay, and their TEAMS of one warpgroup take tiles of 64 pixels in turns: MADE results of each, 64 at a time,
 // then COLUMNS results of those. With ADDED_COMMON, a third convolution is added to the first.
-// Where both weights are too large for a block, the SHARES blocks of a cluster, which are two, share tiles: each has the
-// weights of MADE of the first results, and finishes half of the second ones, whose sums it gets from the other.
 // Grid: blocks in x.
 static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && WARPS == 4, "64 pixels a team, 64 channels a stage");
 static_assert(MADE % 64 == 0 && COLUMNS % 64 == 0 && COMMON % 64 == 0 && ADDED_COMMON % 64 == 0, "whole stages");
@@ -17,17 +15,9 @@ constexpr int PANEL_BYTES = COLUMNS * 128;                 // of the second weig
 constexpr int NEXT_WEIGHT_AT = PARTS * SLICES * B_BYTES, RING_AT = NEXT_WEIGHT_AT + PARTS * PANEL_BYTES;
 constexpr int PLACES = MADE_STORED && !STAGED ? 2 : 0; // of a team, of first results where nothing leaves them a place
 constexpr int PLACES_AT = RING_AT + STAGES * A_BYTES, NEXT_AT = PLACES_AT + TEAMS * PLACES * A_BYTES;
-constexpr int OWN_COLUMNS = COLUMNS / SHARES; // that a block finishes
-constexpr int NEXT_BYTES = SHARES > 1 ? 0 : COLUMNS * 128; // of a team; else they lie where pixels were
-constexpr int BARRIERS_AT = NEXT_AT + TEAMS * NEXT_BYTES, EXCHANGE_AT = BARRIERS_AT + STAGES * 16;
-static_assert(EXCHANGE_AT + (SHARES > 1 ? TEAMS * 16 : 0) == SHARED_BYTES, "layout of shared memory");
+constexpr int NEXT_BYTES = COLUMNS * 128, BARRIERS_AT = NEXT_AT + TEAMS * NEXT_BYTES;
+static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES, "layout of shared memory");
 static_assert(STAGES % TILE_STAGES == 0, "a stage holds the same of each tile");
-static_assert(SHARES == 1 || SHARES == 2 && SLICES * 64 >= COLUMNS && OWN_COLUMNS == 64, "sums come where pixels were");
-
-// This block's number in its cluster, the tile that a block begins with, and how many are at work at a time.
-__device__ __forceinline__ int share() { return SHARES > 1 ? int(blockIdx.x) % SHARES : 0; }
-__device__ __forceinline__ int first_tile() { return int(blockIdx.x) / SHARES; }
-__device__ __forceinline__ int tiles_at_a_time() { return int(gridDim.x) / SHARES; }
 
 // Pixels in shared memory, and where a thread is among them.
 struct Ring : StageBarriers<BARRIERS_AT>, Turn {
@@ -53,8 +43,7 @@ __device__ __forceinline__ void copy_weight(unsigned char* target, const tile_t*
     int chunk = int(threadIdx.x) % 8;
     #pragma unroll
     for (int line = int(threadIdx.x) % 128 / 8; line < 64; line += 16) {
-        int result = share() * MADE + part * 64 + result_at(line);
-        const tile_t* source = weight + result * CHANNELS + slice * 64 + chunk * 8;
+        const tile_t* source = weight + (part * 64 + result_at(line)) * CHANNELS + slice * 64 + chunk * 8;
         copy_chunk(target + place_in_panel(line, chunk), source, true);
     }
 }
@@ -78,8 +67,7 @@ __device__ __forceinline__ void load_weights(
     #pragma unroll 6
     for (int chunk = int(threadIdx.x); chunk < COLUMNS * MADE / 8; chunk += COPIERS) {
         int line = chunk / (MADE / 8), channel = chunk % (MADE / 8) * 8;
-        int result = (result_at(line) + share() * OWN_COLUMNS) % COLUMNS; // those that the block finishes come first
-        const tile_t* source = next_weight + (result * SHARES + share()) * MADE + channel;
+        const tile_t* source = next_weight + result_at(line) * MADE + channel;
         Pack<uint, 4> pairs = load_pack<4>(reinterpret_cast<const uint*>(source));
         unsigned char* panel = shared + NEXT_WEIGHT_AT + channel / 64 * PANEL_BYTES;
         #pragma unroll
@@ -107,10 +95,10 @@ __device__ __forceinline__ void copy_pixels(
     unsigned char* shared, const TensorMap& image, const TensorMap& added_image, const TensorMap& read, const Params& p)
 {
     Ring ring(shared);
-    for (int tile = first_tile(); tile < RESULT_TILES; tile += tiles_at_a_time()) {
+    for (int tile = int(blockIdx.x); tile < RESULT_TILES; tile += int(gridDim.x)) {
         int row = row_of(tile, p);
         for (int part = 0; part < (STAGED ? PARTS : 0); ++part) {
-            fill_stage(ring, read, share() * MADE + part * 64, row);
+            fill_stage(ring, read, part * 64, row);
         }
         for (int slice = 0; slice < OWN_SLICES; ++slice) {
             fill_stage(ring, image, slice * 64, row);
@@ -254,60 +242,19 @@ __device__ __forceinline__ void multiply_kept(Sums<COLUMNS>& sum, const uint (&o
     commit_products();
 }
 
-// How the blocks of a cluster give each other sums.
-struct Exchange {
-    uint welcomed, given; // barriers: that the other block takes sums, and that they are there
-    int phase = 0;
-
-    __device__ __forceinline__ explicit Exchange(unsigned char* shared, int team)
-        : welcomed(shared_address(shared) + EXCHANGE_AT + team * 16), given(welcomed + 8) {}
-
-    __device__ __forceinline__ static int other() { return SHARES - 1 - share(); }
-
-    // Says, for a warp, that it has done with the pixels of its tile.
-    __device__ __forceinline__ void welcome() const
-    {
-        if (threadIdx.x % 32 == 0) {
-            arrive_in_cluster_at(welcomed, other());
-        }
-    }
-
-    // Gives the other block what it finishes, and adds what comes from there.
-    __device__ __forceinline__ void add_sums(Sums<COLUMNS>& sum, unsigned char* place)
-    {
-        constexpr int COUNT = OWN_COLUMNS / 8;
-        float4* own = reinterpret_cast<float4*>(place) + threadIdx.x % 128 / 32 * (COUNT * 32) + threadIdx.x % 32;
-        wait_for_cluster_phase(welcomed, phase);
-        #pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            const float (&given)[4] = sum.at[(SHARES - 1) * COUNT + i];
-            store_in_cluster(own + i * 32, other(), make_float4(given[0], given[1], given[2], given[3]));
-        }
-        arrive_in_cluster_at(given, other());
-        wait_for_cluster_phase(given, phase);
-        #pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            float4 found = own[i * 32];
-            sum.at[i][0] += found.x, sum.at[i][1] += found.y, sum.at[i][2] += found.z, sum.at[i][3] += found.w;
-        }
-        __syncwarp();
-        phase ^= 1;
-    }
-};
 // What a team does.
 __device__ __forceinline__ void multiply_tiles(
     unsigned char* shared, int team, const TensorMap& made, const TensorMap& results, MADE_PARAMETERS EPILOGUE_PARAMETERS
     const Params& p)
 {
     Ring ring(shared);
-    Exchange exchange(shared, team);
     ring.skip(team * TILE_STAGES);
-    int step = tiles_at_a_time();
-    for (int tile = first_tile() + team * step; tile < RESULT_TILES; tile += TEAMS * step) {
+    int step = int(gridDim.x);
+    for (int tile = int(blockIdx.x) + team * step; tile < RESULT_TILES; tile += TEAMS * step) {
         int row = row_of(tile, p);
         Ring pixels = ring;
         pixels.skip(TILE_STAGES - SLICES);
-        wait_for_pixels(pixels, team, tile == first_tile(), tile + step >= RESULT_TILES);
+        wait_for_pixels(pixels, team, tile == int(blockIdx.x), tile + step >= RESULT_TILES);
         Sums<COLUMNS> next_sum;
         int before = 0; // the stage of the part ahead
         #pragma unroll 1 // teams are at different places: all of these would not fit the cache of instructions
@@ -315,7 +262,7 @@ __device__ __forceinline__ void multiply_tiles(
             Sums<64> sum;
             multiply_pixels(sum, pixels, part);
             MadeEpilogue::FetchedByColumn columns[2];
-            int col = share() * MADE + part * 64;
+            int col = part * 64;
             fetch_columns<MadeEpilogue>(columns, col, MADE_ARGUMENTS p);
             uint at = RING_AT + ring.stage * A_BYTES;
             if (STAGED) {
@@ -327,11 +274,7 @@ __device__ __forceinline__ void multiply_tiles(
             }
             wait_for_products<0>();
             if (part == PARTS - 1) {
-                if (SHARES == 1) {
-                    leave_pixels(pixels);
-                } else {
-                    exchange.welcome(); // sums may come
-                }
+                leave_pixels(pixels);
             }
             uint operand[4][4];
             auto keep = [&](const Pack<OUT_T, 8>& packed, int step, int pack) {
@@ -359,10 +302,10 @@ __device__ __forceinline__ void multiply_tiles(
             }
         }
         ring.skip(SLICES + (TEAMS - 1) * TILE_STAGES);
-        OwnEpilogue::FetchedByColumn columns[OWN_COLUMNS / 64][2];
+        OwnEpilogue::FetchedByColumn columns[COLUMNS / 64][2];
         #pragma unroll
-        for (int part = 0; part < OWN_COLUMNS / 64; ++part) {
-            fetch_columns<OwnEpilogue>(columns[part], share() * OWN_COLUMNS + part * 64, EPILOGUE_ARGUMENTS p);
+        for (int part = 0; part < COLUMNS / 64; ++part) {
+            fetch_columns<OwnEpilogue>(columns[part], part * 64, EPILOGUE_ARGUMENTS p);
         }
         wait_for_reading<0>();
         if (STAGED && MADE_STORED) {
@@ -370,22 +313,14 @@ __device__ __forceinline__ void multiply_tiles(
         }
         __syncwarp();
         wait_for_products<0>();
-        if (SHARES > 1) {
-            exchange.add_sums(next_sum, shared + RING_AT + pixels.stage * A_BYTES);
-        }
-        // A warp's sums came where its rows of two stages were.
-        uint at = SHARES > 1 ? RING_AT + pixels.stage * A_BYTES + threadIdx.x % 128 / 32 * 2048 : NEXT_AT + team * NEXT_BYTES;
+        uint at = NEXT_AT + team * NEXT_BYTES;
         #pragma unroll
-        for (int part = 0; part < OWN_COLUMNS / 64; ++part, at += A_BYTES) {
-            int col = share() * OWN_COLUMNS + part * 64;
+        for (int part = 0; part < COLUMNS / 64; ++part, at += A_BYTES) {
+            int col = part * 64;
             finish<OwnEpilogue, false, true>(
                 reinterpret_cast<const float (&)[8][4]>(next_sum.at[part * 8]), columns[part], shared + at, row, col,
                 p.rows, [](auto&&...) {}, EPILOGUE_ARGUMENTS p);
             store_rows(results, ring.base + at, col, row);
-        }
-        if (SHARES > 1) {
-            wait_for_reading<0>();
-            leave_pixels(pixels);
         }
     }
     wait_for_storing();
@@ -400,17 +335,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_back_to_bac
     extern __shared__ __align__(1024) unsigned char shared[];
     if (threadIdx.x == 0) {
         Ring(shared).make(1, WARPS);
-        for (int team = 0; team < (SHARES > 1 ? TEAMS : 0); ++team) {
-            make_barrier(shared_address(shared) + EXCHANGE_AT + team * 16, WARPS);
-            make_barrier(shared_address(shared) + EXCHANGE_AT + team * 16 + 8, TEAM_THREADS);
-        }
         publish_barriers();
     }
-    if (SHARES > 1) {
-        synchronize_cluster();
-    } else {
-        __syncthreads();
-    }
+    __syncthreads();
     int role = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
     if (role == TEAMS) {
         leave_registers<COPY_REGISTERS>();

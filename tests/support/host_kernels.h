@@ -419,9 +419,9 @@ static void end_phase(PhaseBarrier& barrier)
         ++barrier.phase;
     }
 }
-static void host_arrive(unsigned at, int bytes, Block* block = current->own)
+static void host_arrive(unsigned at, int bytes)
 {
-    PhaseBarrier& barrier = block->phases.at(at);
+    PhaseBarrier& barrier = current->own->phases.at(at);
     --barrier.waiting;
     barrier.bytes += bytes;
     end_phase(barrier);

@@ -110,15 +110,6 @@ _FUNCTIONS = {
     "wait_for_storing": "inline void wait_for_storing() {}\n",
     "allow_registers": "inline void allow_registers() {}\n",
     "leave_registers": "inline void leave_registers() {}\n",
-    "arrive_in_cluster_at": (
-        "inline void arrive_in_cluster_at(uint barrier, int rank) { host_arrive(barrier, 0, cluster_blocks[rank]); }\n"
-    ),
-    "wait_for_cluster_phase": (
-        "inline void wait_for_cluster_phase(uint barrier, int parity) { wait_for_phase(barrier, parity); }\n"
-    ),
-    "synchronize_cluster": (
-        "inline void synchronize_cluster()\n{\n    arrive_in_cluster();\n    wait_for_cluster();\n}\n"
-    ),
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
     "arrive_at_cluster": "inline void arrive_at_cluster() { arrive_in_cluster(); }\n",
     "shared_address": "inline uint shared_address(const void* pointer) { return host_shared_address(pointer); }\n",
