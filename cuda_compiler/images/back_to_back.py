@@ -43,6 +43,7 @@ _WARP_ROWS = 16
 # Of the second convolution, whose sums are in registers beside those of the first.
 _FEW_COLUMNS, _MOST_COLUMNS = 64, 128
 _LEAST_TILES, _MOST_TILES = 2, 6  # whose pixels are in shared memory
+_READ_ROWS = 64
 _PLACES = 2  # of a team, for parts of the first results
 
 CONV2D_BACK_TO_BACK = KernelTemplate(
@@ -216,7 +217,7 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     for load in staged:
         view, stride = load.leaf.ref.view, inner.operands.walks[load.leaf][-2]
         argument = Argument(load.leaf.ref.tensor, view.offset * load.leaf.dtype.size)
-        inputs["read"] = _pixels(argument, own.pixels, own.outputs, stride, made)
+        inputs["read"] = _boxes(argument, (own.outputs, own.pixels), stride, _READ_ROWS, made.output.dtype)
     if stored:
         inputs["made"] = _written(made, inner, own)
     launch = Launch(
@@ -257,7 +258,11 @@ def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -
 
 def _product_of_kept(conv: Convolution) -> str:
     """The function that multiplies results by the second weight."""
-    return warpgroup_product(conv.outputs, conv.weight.dtype.name, "multiply_kept_rows", a_in_registers=True)
+    dtype = conv.weight.dtype.name
+    return "\n".join((
+        warpgroup_product(conv.outputs, dtype, "multiply_kept_rows", a_in_registers=True),
+        warpgroup_product(LINE, dtype, "multiply_loaded_rows", a_in_registers=True),
+    ))
 
 
 def _is_staged(load: PackedLoad, made: Group) -> bool:

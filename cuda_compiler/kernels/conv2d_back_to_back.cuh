@@ -13,7 +13,9 @@ constexpr int OWN_SLICES = COMMON / 64, SLICES = OWN_SLICES + ADDED_COMMON / 64,
 constexpr int TILE_STAGES = SLICES + (STAGED ? PARTS : 0); // of a tile
 constexpr int PANEL_BYTES = COLUMNS * 128;                 // of the second weight: 64 channels
 constexpr int NEXT_WEIGHT_AT = PARTS * SLICES * B_BYTES, RING_AT = NEXT_WEIGHT_AT + PARTS * PANEL_BYTES;
-constexpr int PLACES = MADE_STORED && !STAGED ? 2 : 0; // of a team, of first results where nothing leaves them a place
+constexpr int READ_ROWS = 64, EVERY = 1;
+constexpr bool IN_REGISTERS = false;
+constexpr int PLACES = MADE_STORED && !STAGED ? 2 * EVERY : 0; // of a team, of first results where nothing leaves them a place
 constexpr int PLACES_AT = RING_AT + STAGES * A_BYTES, NEXT_AT = PLACES_AT + TEAMS * PLACES * A_BYTES;
 constexpr int NEXT_BYTES = COLUMNS * 128, BARRIERS_AT = NEXT_AT + TEAMS * NEXT_BYTES;
 static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES, "layout of shared memory");
@@ -97,8 +99,23 @@ __device__ __forceinline__ void copy_pixels(
     Ring ring(shared);
     for (int tile = int(blockIdx.x); tile < RESULT_TILES; tile += int(gridDim.x)) {
         int row = row_of(tile, p);
-        for (int part = 0; part < (STAGED ? PARTS : 0); ++part) {
-            fill_stage(ring, read, part * 64, row);
+        if (READ_ROWS == 64) {
+            for (int part = 0; part < (STAGED ? PARTS : 0); ++part) {
+                fill_stage(ring, read, part * 64, row);
+            }
+        } else if (STAGED) {
+            for (int part = 0; part < PARTS; ++part) {
+                wait_for_phase(ring.empty(ring.stage + part), ring.parity ^ 1);
+                arrive_and_expect(ring.full(ring.stage + part), A_BYTES);
+            }
+            for (int line = 0; line < 64; line += READ_ROWS) {
+                for (int part = 0; part < PARTS; ++part) {
+                    int stage = ring.stage + part;
+                    uint target = ring.base + RING_AT + stage * A_BYTES + line * 128;
+                    copy_lines(target, read, ring.full(stage), part * 64, row + line);
+                }
+            }
+            ring.skip(PARTS);
         }
         for (int slice = 0; slice < OWN_SLICES; ++slice) {
             fill_stage(ring, image, slice * 64, row);
@@ -230,6 +247,36 @@ __device__ __forceinline__ void multiply_pixels(Sums<64>& sum, Ring ring, int pa
     commit_products();
 }
 
+// Loads a tile's pixels as operands.
+__device__ __forceinline__ void load_pixels(uint (&operand)[SLICES * 4][4], Ring ring)
+{
+    int line = int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 16, chunk = int(threadIdx.x) % 32 / 16;
+    #pragma unroll
+    for (int slice = 0; slice < SLICES; ++slice) {
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            uint stage = ring.base + RING_AT + ring.stage * A_BYTES;
+            load_matrices(operand[slice * 4 + k], stage + place_in_panel(line, k * 2 + chunk));
+        }
+        ring.skip(1);
+    }
+}
+
+// Starts the products of 64 results of the first convolution.
+__device__ __forceinline__ void multiply_loaded(Sums<64>& sum, const uint (&operand)[SLICES * 4][4], uint base, int part)
+{
+    uint64 weights = matrix_descriptor(base) + part * SLICES * (B_BYTES >> 4);
+    begin_products();
+    #pragma unroll
+    for (int slice = 0; slice < SLICES; ++slice) {
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            multiply_loaded_rows(sum.at, operand[slice * 4 + k], weights + slice * (B_BYTES >> 4) + k * 2, slice + k > 0);
+        }
+    }
+    commit_products();
+}
+
 // Starts adding the products of 64 results that are kept.
 __device__ __forceinline__ void multiply_kept(Sums<COLUMNS>& sum, const uint (&operand)[4][4], uint base, int part)
 {
@@ -255,12 +302,22 @@ __device__ __forceinline__ void multiply_tiles(
         Ring pixels = ring;
         pixels.skip(TILE_STAGES - SLICES);
         wait_for_pixels(pixels, team, tile == int(blockIdx.x), tile + step >= RESULT_TILES);
+        uint loaded[SLICES * 4][4];
+        if (IN_REGISTERS) {
+            load_pixels(loaded, pixels);
+            __syncwarp();
+            leave_pixels(pixels);
+        }
         Sums<COLUMNS> next_sum;
         int before = 0; // the stage of the part ahead
         #pragma unroll 1 // teams are at different places: all of these would not fit the cache of instructions
         for (int part = 0; part < PARTS; ++part) {
             Sums<64> sum;
-            multiply_pixels(sum, pixels, part);
+            if (IN_REGISTERS) {
+                multiply_loaded(sum, loaded, ring.base, part);
+            } else {
+                multiply_pixels(sum, pixels, part);
+            }
             MadeEpilogue::FetchedByColumn columns[2];
             int col = part * 64;
             fetch_columns<MadeEpilogue>(columns, col, MADE_ARGUMENTS p);
@@ -268,12 +325,14 @@ __device__ __forceinline__ void multiply_tiles(
             if (STAGED) {
                 ring.wait();
             } else if (MADE_STORED) {
-                at = PLACES_AT + (team * PLACES + part % 2) * A_BYTES;
-                wait_for_reading<1>(); // of the part two ahead
-                __syncwarp();
+                at = PLACES_AT + (team * PLACES + part % PLACES) * A_BYTES;
+                if (part % EVERY == 0) {
+                    wait_for_reading<EVERY>();
+                    __syncwarp();
+                }
             }
             wait_for_products<0>();
-            if (part == PARTS - 1) {
+            if (part == PARTS - 1 && !IN_REGISTERS) {
                 leave_pixels(pixels);
             }
             uint operand[4][4];
@@ -286,18 +345,32 @@ __device__ __forceinline__ void multiply_tiles(
             finish<MadeEpilogue, STAGED, MADE_STORED>(
                 sum.at, columns, shared + at, row, col, p.rows, keep, MADE_ARGUMENTS p);
             multiply_kept(next_sum, operand, ring.base, part);
-            if (MADE_STORED) {
-                store_rows(made, ring.base + at, col, row);
+            if (MADE_STORED && part % EVERY == EVERY - 1) {
+                publish_to_products();
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) {
+                    int first = int(threadIdx.x) % 128 / 32 * 16;
+                    #pragma unroll
+                    for (int i = 1 - EVERY; i <= 0; ++i) {
+                        store_lines(made, ring.base + at + i * A_BYTES + first * 128, col + i * 64, row + first);
+                    }
+                    if (STAGED) {
+                        if (part >= EVERY) {
+                            wait_for_reading<EVERY>();
+                            #pragma unroll
+                            for (int i = 0; i < EVERY; ++i) {
+                                arrive(ring.empty(before + i));
+                            }
+                        }
+                        before = ring.stage + 1 - EVERY;
+                    }
+                }
+            }
+            if (STAGED && !MADE_STORED) {
+                __syncwarp();
+                arrive_by_warp(ring.empty(ring.stage));
             }
             if (STAGED) {
-                if (MADE_STORED && part > 0) {
-                    wait_for_reading<1>();
-                    arrive_by_warp(ring.empty(before));
-                } else if (!MADE_STORED) {
-                    __syncwarp();
-                    arrive_by_warp(ring.empty(ring.stage));
-                }
-                before = ring.stage;
                 ring.skip(1);
             }
         }
@@ -309,7 +382,10 @@ __device__ __forceinline__ void multiply_tiles(
         }
         wait_for_reading<0>();
         if (STAGED && MADE_STORED) {
-            arrive_by_warp(ring.empty(before));
+            #pragma unroll
+            for (int i = 0; i < EVERY; ++i) {
+                arrive_by_warp(ring.empty(before + i));
+            }
         }
         __syncwarp();
         wait_for_products<0>();
