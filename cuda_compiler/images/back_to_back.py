@@ -6,6 +6,7 @@ second one reads nothing but its weights: where a residual network's block ends,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue
@@ -40,10 +41,9 @@ __all__ += ["memory_microseconds"]
 
 _STAGE_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
 _WARP_ROWS = 16
-# Of the second convolution, whose sums are in registers beside those of the first.
-_FEW_COLUMNS, _MOST_COLUMNS = 64, 128
-_LEAST_TILES, _MOST_TILES = 2, 6  # whose pixels are in shared memory
-_READ_ROWS = 64
+_TEAMS = 3  # warpgroups that take tiles in turns: as many as have registers for the sums of both convolutions
+_MOST_COLUMNS = 128  # of the second one
+_LEAST_TILES, _ENOUGH_STAGES = 2, 10  # in shared memory; more stages for more tiles were no quicker
 _PLACES = 2  # of a team, for parts of the first results
 
 CONV2D_BACK_TO_BACK = KernelTemplate(
@@ -63,14 +63,12 @@ class _Costs(FamilyConstants, family="back_to_back"):
     """The constants of the kernel.
 
     Attributes:
-        shared_bytes: Of a block, of which there may be more: the level-1 cache has the rest.
         launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
         tile: Clocks of a team for a tile, beside its results.
         result: Clocks of a team for a result.
         nbytes: Bytes of all multiprocessors a clock, of two launches as of one.
     """
 
-    shared_bytes: int
     launch: float
     tile: float
     result: float
@@ -129,11 +127,6 @@ def _weight_bytes(conv: Convolution, made: Group) -> int:
     return 2 * (_slices(made) * LINE + conv.outputs) * conv.channels
 
 
-def _teams(conv: Convolution) -> int:
-    """Warpgroups of a block that take tiles in turns: as many as have registers for the sums of both."""
-    return 3 if conv.outputs <= _FEW_COLUMNS else 2
-
-
 def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = True) -> int:
     """Stages of pixels in shared memory, beside all weights; 0 where they are too few for two tiles.
 
@@ -144,15 +137,16 @@ def _stages(conv: Convolution, made: Group, device: DeviceModel, staged: bool = 
         staged: Whether its epilogue reads something for each result.
     """
     tile = _slices(made) + staged * (conv.channels // LINE)
-    taken = _weight_bytes(conv, made) + _place_bytes(conv, staged)
-    fitting = (device.shared_bytes - taken) // ((_STAGE_BYTES + _BARRIER_BYTES) * tile)
-    return tile * min(fitting, _MOST_TILES) if fitting >= _LEAST_TILES else 0
+    left = device.shared_bytes - _weight_bytes(conv, made) - _place_bytes(conv, staged)
+    most = max(_ENOUGH_STAGES, _LEAST_TILES * tile)
+    tiles = min(left // (_STAGE_BYTES + _BARRIER_BYTES), most) // tile
+    return tile * tiles if tiles >= _LEAST_TILES else 0
 
 
 def _place_bytes(conv: Convolution, staged: bool, stored: bool = True) -> int:
     """Of results on their way to memory, beside those that lie where something was read for them."""
     places = conv.outputs // LINE + (_PLACES if stored and not staged else 0)
-    return _teams(conv) * places * _STAGE_BYTES
+    return _TEAMS * places * _STAGE_BYTES
 
 
 def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowering) -> float:
@@ -162,7 +156,7 @@ def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowerin
     assert isinstance(first, Convolution)
     costs, tiles = _Costs.of(device), ceil_div(conv.pixels, WARPGROUP_ROWS)
     turn = costs.tile + WARPGROUP_ROWS * (first.outputs + conv.outputs) * costs.result
-    rounds = ceil_div(tiles, device.cores * _teams(conv))
+    rounds = ceil_div(tiles, device.cores * _TEAMS)
     turns = device.microseconds(rounds * turn)
     return device.microseconds(costs.launch) + max(turns, memory_microseconds(group, lowering))
 
@@ -174,7 +168,7 @@ def memory_microseconds(group: Group, lowering: Lowering) -> float:
 
 
 def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall | None:
-    """One launch for a convolution and the one that makes its image; None where an epilogue takes no packs.
+    """One launch for a convolution and the one that makes its image; None where an epilogue takes no packs or no room.
 
     Raises:
         OpRefusal: A tensor that an epilogue reads is too large.
@@ -185,11 +179,12 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     work, inner = DirectedGroup.of(group, lowering), epilogue_positions(made, lowering, "sum", prefix="m")
     sizes = work.pack_size(width=conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
     staged = packs_by_element(made, inner, PACK_SIZES[0])
-    whole = len(staged) <= 1 and all(_is_staged(load, made) for load in staged)
-    if set(sizes) != {PACK_SIZES[0]} or not whole or any(found.statements for found in (inner, work.found)):
+    tiling = _tiling(conv, made, device, bool(staged))
+    if set(sizes) != {PACK_SIZES[0]} or any(found.statements for found in (inner, work.found)):
+        return None
+    if len(staged) > 1 or not all(_is_staged(load, made, inner) for load in staged) or tiling.stages == 0:
         return None
     own, *others = _convolutions(made)
-    tiling = _tiling(conv, made, device, bool(staged))
     tiles, dtype, stored = ceil_div(conv.pixels, WARPGROUP_ROWS), conv.weight.dtype.name, conv.image.stored
     shared_bytes = _weight_bytes(conv, made) + _place_bytes(conv, bool(staged), stored)
     shared_bytes += tiling.stages * (_STAGE_BYTES + _BARRIER_BYTES)
@@ -204,28 +199,12 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         "MADE_STORED": int(stored),
         "STAGED": len(staged),
     }
-    image = _pixels(own.image.argument, own.pixels, own.channels, own.channels, made)
-    inputs = {
-        **dict.fromkeys(("image", "added_image", "read", "made"), image),  # whatever the kernel does not use
-        **dict.fromkeys(("weight", "added_weight"), own.weight.argument),
-        "next_weight": conv.weight.argument,
-        "results": _written(group, work.found, conv),
-    }
-    for part in others:
-        inputs["added_image"] = _pixels(part.image.argument, part.pixels, part.channels, part.channels, made)
-        inputs["added_weight"] = part.weight.argument
-    for load in staged:
-        view, stride = load.leaf.ref.view, inner.operands.walks[load.leaf][-2]
-        argument = Argument(load.leaf.ref.tensor, view.offset * load.leaf.dtype.size)
-        inputs["read"] = _boxes(argument, (own.outputs, own.pixels), stride, _READ_ROWS, made.output.dtype)
-    if stored:
-        inputs["made"] = _written(made, inner, own)
     launch = Launch(
         CONV2D_BACK_TO_BACK,
         grid=(tiling.grid(tiles, device), 1, 1),
         values={BACKWARDS: work.backwards, "rows": conv.pixels},
         macros=macros,
-        inputs=inputs,
+        inputs=_inputs(conv, work, inner, staged),
         flops=conv.flops + sum(part.flops for part in (own, *others)),
         text=f"{tiling.functions(dtype)}\n{_product_of_kept(conv)}",
         prologues={"operands": _made_epilogue(made, inner)},
@@ -233,6 +212,32 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         shared_bytes=shared_bytes,
     )
     return work.directed_with(launch, tiling.epilogue(anchor_epilogue(group, work.found, PACK_SIZES[0], gives=True)))
+
+
+def _inputs(
+    conv: Convolution, work: DirectedGroup, inner: Positions, staged: Sequence[PackedLoad]
+) -> dict[str, Argument]:
+    """What the kernel binds: addresses of weights, and how the copy engine sees the rest."""
+    assert isinstance(conv.image, Produced)
+    made = conv.image.made
+    own, *others = _convolutions(made)
+    image = _pixels(own.image.argument, own.pixels, own.channels, own.channels, made)
+    inputs = {
+        **dict.fromkeys(("image", "added_image", "read", "made"), image),  # where the kernel needs none
+        **dict.fromkeys(("weight", "added_weight"), own.weight.argument),
+        "next_weight": conv.weight.argument,
+        "results": _written(work.group, work.found, conv),
+    }
+    for part in others:
+        inputs["added_image"] = _pixels(part.image.argument, part.pixels, part.channels, part.channels, made)
+        inputs["added_weight"] = part.weight.argument
+    for load in staged:
+        view, stride = load.leaf.ref.view, inner.operands.walks[load.leaf][-2]
+        argument = Argument(load.leaf.ref.tensor, view.offset * load.leaf.dtype.size)
+        inputs["read"] = _pixels(argument, own.pixels, own.outputs, stride, made)
+    if conv.image.stored:
+        inputs["made"] = _written(made, inner, own)
+    return inputs
 
 
 def _pixels(argument: Argument, pixels: int, channels: int, stride: int, made: Group) -> Argument:
@@ -253,21 +258,17 @@ def _boxes(argument: Argument, sizes: tuple[int, int], stride: int, rows: int, d
 def _tiling(conv: Convolution, made: Group, device: DeviceModel, staged: bool) -> TeamTiling:
     """How the first results are cut into what a team has at a time."""
     stages = _stages(conv, made, device, staged)
-    return TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=_teams(conv))
+    return TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=_TEAMS)
 
 
 def _product_of_kept(conv: Convolution) -> str:
     """The function that multiplies results by the second weight."""
-    dtype = conv.weight.dtype.name
-    return "\n".join((
-        warpgroup_product(conv.outputs, dtype, "multiply_kept_rows", a_in_registers=True),
-        warpgroup_product(LINE, dtype, "multiply_loaded_rows", a_in_registers=True),
-    ))
+    return warpgroup_product(conv.outputs, conv.weight.dtype.name, "multiply_kept_rows", a_in_registers=True)
 
 
-def _is_staged(load: PackedLoad, made: Group) -> bool:
+def _is_staged(load: PackedLoad, made: Group, found: Positions) -> bool:
     """Whether what an epilogue reads can be copied ahead, as the pixels are."""
-    return is_plain(load) and load.leaf.dtype == made.output.dtype
+    return is_plain(load) and load.leaf.dtype == made.output.dtype and found.operands.walks[load.leaf][-2] > 0
 
 
 def _made_epilogue(made: Group, found: Positions) -> Prologue:

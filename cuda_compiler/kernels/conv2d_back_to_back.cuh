@@ -5,17 +5,16 @@
 // Blocks stay, and their TEAMS of one warpgroup take tiles of 64 pixels in turns: MADE results of each, 64 at a time,
 // then COLUMNS results of those. With ADDED_COMMON, a third convolution is added to the first.
 // Grid: blocks in x.
-static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && WARPS == 4, "64 pixels a team, 64 channels a stage");
+static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && WARPS == 4 && SPLITS == 1, "64 pixels a team and stage");
 static_assert(MADE % 64 == 0 && COLUMNS % 64 == 0 && COMMON % 64 == 0 && ADDED_COMMON % 64 == 0, "whole stages");
+static_assert(TEAMS == 3 && BLOCKS == 1, "all registers are given out");
 static_assert(sizeof(OUT_T) == 2 && STORE_SIZE == 8 && PAIRS == 1, "two packs of a row a thread");
-constexpr int COPY_REGISTERS = 24, PRODUCT_REGISTERS = TEAMS == 2 ? 240 : TEAMS == 3 ? 160 : 112;
+constexpr int COPY_REGISTERS = 24, PRODUCT_REGISTERS = 160; // of the 128 that a thread begins with
 constexpr int OWN_SLICES = COMMON / 64, SLICES = OWN_SLICES + ADDED_COMMON / 64, PARTS = MADE / 64;
 constexpr int TILE_STAGES = SLICES + (STAGED ? PARTS : 0); // of a tile
 constexpr int PANEL_BYTES = COLUMNS * 128;                 // of the second weight: 64 channels
 constexpr int NEXT_WEIGHT_AT = PARTS * SLICES * B_BYTES, RING_AT = NEXT_WEIGHT_AT + PARTS * PANEL_BYTES;
-constexpr int READ_ROWS = 64, EVERY = 1;
-constexpr bool IN_REGISTERS = false;
-constexpr int PLACES = MADE_STORED && !STAGED ? 2 * EVERY : 0; // of a team, of first results where nothing leaves them a place
+constexpr int PLACES = MADE_STORED && !STAGED ? 2 : 0; // of a team, of first results where nothing leaves them a place
 constexpr int PLACES_AT = RING_AT + STAGES * A_BYTES, NEXT_AT = PLACES_AT + TEAMS * PLACES * A_BYTES;
 constexpr int NEXT_BYTES = COLUMNS * 128, BARRIERS_AT = NEXT_AT + TEAMS * NEXT_BYTES;
 static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES, "layout of shared memory");
@@ -99,23 +98,8 @@ __device__ __forceinline__ void copy_pixels(
     Ring ring(shared);
     for (int tile = int(blockIdx.x); tile < RESULT_TILES; tile += int(gridDim.x)) {
         int row = row_of(tile, p);
-        if (READ_ROWS == 64) {
-            for (int part = 0; part < (STAGED ? PARTS : 0); ++part) {
-                fill_stage(ring, read, part * 64, row);
-            }
-        } else if (STAGED) {
-            for (int part = 0; part < PARTS; ++part) {
-                wait_for_phase(ring.empty(ring.stage + part), ring.parity ^ 1);
-                arrive_and_expect(ring.full(ring.stage + part), A_BYTES);
-            }
-            for (int line = 0; line < 64; line += READ_ROWS) {
-                for (int part = 0; part < PARTS; ++part) {
-                    int stage = ring.stage + part;
-                    uint target = ring.base + RING_AT + stage * A_BYTES + line * 128;
-                    copy_lines(target, read, ring.full(stage), part * 64, row + line);
-                }
-            }
-            ring.skip(PARTS);
+        for (int part = 0; part < (STAGED ? PARTS : 0); ++part) {
+            fill_stage(ring, read, part * 64, row);
         }
         for (int slice = 0; slice < OWN_SLICES; ++slice) {
             fill_stage(ring, image, slice * 64, row);
@@ -153,7 +137,7 @@ __device__ __forceinline__ void finish(
     Own own;
     #pragma unroll
     for (int step = 0; step < 2; ++step) {
-        int r = row + own.row + step * 8;
+        int r = min(row + own.row + step * 8, rows - 1); // what is beyond the last row is stored nowhere
         #pragma unroll
         for (int pack = 0; pack < 2; ++pack) {
             typedef Pack<OUT_T, 8> Packed;
@@ -163,11 +147,11 @@ __device__ __forceinline__ void finish(
             if constexpr (READS) {
                 static_assert(sizeof(of_element) == 16, "one pack");
                 of_element = *reinterpret_cast<const typename EPILOGUE::FetchedByElement*>(place);
-            } else if (r < rows) {
+            } else {
                 of_element = epilogue.fetch_by_element(0, r, c, operands...);
             }
             typename EPILOGUE::Fetched fetched{
-                epilogue.fetch_by_row(0, min(r, rows - 1), c, operands...), columns[pack], of_element};
+                epilogue.fetch_by_row(0, r, c, operands...), columns[pack], of_element};
             float value[8];
             #pragma unroll
             for (int i = 0; i < 8; ++i) {
@@ -207,7 +191,7 @@ __device__ __forceinline__ void store_rows(const TensorMap& results, uint stage,
 // that what the stages held before has been there, and pixels come last of a tile, so that the rest is on its way.
 __device__ __forceinline__ void wait_for_pixels(Ring ring, int team, bool is_first, bool is_last)
 {
-    if (TEAMS > 1 && !is_first) {
+    if (!is_first) {
         synchronize(1 + team, 2 * TEAM_THREADS);
     }
     #pragma unroll
@@ -215,7 +199,7 @@ __device__ __forceinline__ void wait_for_pixels(Ring ring, int team, bool is_fir
         ring.wait();
         ring.skip(1);
     }
-    if (TEAMS > 1 && !is_last) {
+    if (!is_last) {
         arrive_at(1 + (team + 1) % TEAMS, 2 * TEAM_THREADS);
     }
 }
@@ -247,36 +231,6 @@ __device__ __forceinline__ void multiply_pixels(Sums<64>& sum, Ring ring, int pa
     commit_products();
 }
 
-// Loads a tile's pixels as operands.
-__device__ __forceinline__ void load_pixels(uint (&operand)[SLICES * 4][4], Ring ring)
-{
-    int line = int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 16, chunk = int(threadIdx.x) % 32 / 16;
-    #pragma unroll
-    for (int slice = 0; slice < SLICES; ++slice) {
-        #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            uint stage = ring.base + RING_AT + ring.stage * A_BYTES;
-            load_matrices(operand[slice * 4 + k], stage + place_in_panel(line, k * 2 + chunk));
-        }
-        ring.skip(1);
-    }
-}
-
-// Starts the products of 64 results of the first convolution.
-__device__ __forceinline__ void multiply_loaded(Sums<64>& sum, const uint (&operand)[SLICES * 4][4], uint base, int part)
-{
-    uint64 weights = matrix_descriptor(base) + part * SLICES * (B_BYTES >> 4);
-    begin_products();
-    #pragma unroll
-    for (int slice = 0; slice < SLICES; ++slice) {
-        #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            multiply_loaded_rows(sum.at, operand[slice * 4 + k], weights + slice * (B_BYTES >> 4) + k * 2, slice + k > 0);
-        }
-    }
-    commit_products();
-}
-
 // Starts adding the products of 64 results that are kept.
 __device__ __forceinline__ void multiply_kept(Sums<COLUMNS>& sum, const uint (&operand)[4][4], uint base, int part)
 {
@@ -302,22 +256,12 @@ __device__ __forceinline__ void multiply_tiles(
         Ring pixels = ring;
         pixels.skip(TILE_STAGES - SLICES);
         wait_for_pixels(pixels, team, tile == int(blockIdx.x), tile + step >= RESULT_TILES);
-        uint loaded[SLICES * 4][4];
-        if (IN_REGISTERS) {
-            load_pixels(loaded, pixels);
-            __syncwarp();
-            leave_pixels(pixels);
-        }
         Sums<COLUMNS> next_sum;
         int before = 0; // the stage of the part ahead
         #pragma unroll 1 // teams are at different places: all of these would not fit the cache of instructions
         for (int part = 0; part < PARTS; ++part) {
             Sums<64> sum;
-            if (IN_REGISTERS) {
-                multiply_loaded(sum, loaded, ring.base, part);
-            } else {
-                multiply_pixels(sum, pixels, part);
-            }
+            multiply_pixels(sum, pixels, part);
             MadeEpilogue::FetchedByColumn columns[2];
             int col = part * 64;
             fetch_columns<MadeEpilogue>(columns, col, MADE_ARGUMENTS p);
@@ -325,14 +269,12 @@ __device__ __forceinline__ void multiply_tiles(
             if (STAGED) {
                 ring.wait();
             } else if (MADE_STORED) {
-                at = PLACES_AT + (team * PLACES + part % PLACES) * A_BYTES;
-                if (part % EVERY == 0) {
-                    wait_for_reading<EVERY>();
-                    __syncwarp();
-                }
+                at = PLACES_AT + (team * PLACES + part % 2) * A_BYTES;
+                wait_for_reading<1>(); // of the part two ahead
+                __syncwarp();
             }
             wait_for_products<0>();
-            if (part == PARTS - 1 && !IN_REGISTERS) {
+            if (part == PARTS - 1) {
                 leave_pixels(pixels);
             }
             uint operand[4][4];
@@ -345,32 +287,18 @@ __device__ __forceinline__ void multiply_tiles(
             finish<MadeEpilogue, STAGED, MADE_STORED>(
                 sum.at, columns, shared + at, row, col, p.rows, keep, MADE_ARGUMENTS p);
             multiply_kept(next_sum, operand, ring.base, part);
-            if (MADE_STORED && part % EVERY == EVERY - 1) {
-                publish_to_products();
-                __syncwarp();
-                if (threadIdx.x % 32 == 0) {
-                    int first = int(threadIdx.x) % 128 / 32 * 16;
-                    #pragma unroll
-                    for (int i = 1 - EVERY; i <= 0; ++i) {
-                        store_lines(made, ring.base + at + i * A_BYTES + first * 128, col + i * 64, row + first);
-                    }
-                    if (STAGED) {
-                        if (part >= EVERY) {
-                            wait_for_reading<EVERY>();
-                            #pragma unroll
-                            for (int i = 0; i < EVERY; ++i) {
-                                arrive(ring.empty(before + i));
-                            }
-                        }
-                        before = ring.stage + 1 - EVERY;
-                    }
-                }
-            }
-            if (STAGED && !MADE_STORED) {
-                __syncwarp();
-                arrive_by_warp(ring.empty(ring.stage));
+            if (MADE_STORED) {
+                store_rows(made, ring.base + at, col, row);
             }
             if (STAGED) {
+                if (MADE_STORED && part > 0) {
+                    wait_for_reading<1>();
+                    arrive_by_warp(ring.empty(before));
+                } else if (!MADE_STORED) {
+                    __syncwarp();
+                    arrive_by_warp(ring.empty(ring.stage));
+                }
+                before = ring.stage;
                 ring.skip(1);
             }
         }
@@ -382,10 +310,7 @@ __device__ __forceinline__ void multiply_tiles(
         }
         wait_for_reading<0>();
         if (STAGED && MADE_STORED) {
-            #pragma unroll
-            for (int i = 0; i < EVERY; ++i) {
-                arrive_by_warp(ring.empty(before + i));
-            }
+            arrive_by_warp(ring.empty(before));
         }
         __syncwarp();
         wait_for_products<0>();
@@ -402,10 +327,10 @@ __device__ __forceinline__ void multiply_tiles(
     wait_for_storing();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_back_to_back(
+extern "C" __global__ void __launch_bounds__(THREADS) conv2d_back_to_back(
     const __grid_constant__ TensorMap image, const tile_t* weight, const __grid_constant__ TensorMap added_image,
     const tile_t* added_weight, const __grid_constant__ TensorMap read, const tile_t* next_weight,
-    const __grid_constant__ TensorMap made, const __grid_constant__ TensorMap results, MADE_PARAMETERS OUT_T*,
+    const __grid_constant__ TensorMap made, const __grid_constant__ TensorMap results, MADE_PARAMETERS OUT_T* out,
     EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
