@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.artifact.extensions import TensorMap
-from cuda_compiler.artifact.vocabulary import WARPGROUPS
-from cuda_compiler.devices import offers
+from cuda_compiler.devices import brings_boxes
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.epilogues import packs_by_element
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
@@ -78,7 +77,7 @@ class _Costs(FamilyConstants, family="back_to_back"):
 def loads_results(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
     """Whether a convolution may multiply the results of another one where these are computed."""
     conv = group.problem
-    if not isinstance(operand, Produced) or not isinstance(conv, Convolution) or not offers(device, WARPGROUPS):
+    if not isinstance(operand, Produced) or not isinstance(conv, Convolution) or not brings_boxes(device):
         return False
     made, first = operand.made, operand.made.problem
     if not isinstance(first, Convolution) or position != 0 or group.added is not None or group.index is not None:

@@ -1,10 +1,9 @@
 // Two convolutions of one tap, one behind the other: what the first makes of a pixel is rounded as it would be stored,
-// and stays in registers, where it is the operand of the second one. Both weights stay in shared memory. The copy engine
-// brings pixels through a ring of STAGES stages, 64 pixels of 64 channels each, of the image and, where STAGED, of what
-// the first epilogue reads; results lie in their place, or in places of their own, until the engine has stored them.
+// and stays in registers, where it is the operand of the second one. Both weights stay in shared memory. The copy
+// engine brings pixels through a ring of STAGES stages, 64 pixels of 64 channels each, of the image and, where STAGED,
+// of what the first epilogue reads; results lie in their place, or in places of their own, until it has stored them.
 // Blocks stay, and their TEAMS of one warpgroup take tiles of 64 pixels in turns: MADE results of each, 64 at a time,
-// then COLUMNS results of those. With ADDED_COMMON, a third convolution is added to the first.
-// Grid: blocks in x.
+// then COLUMNS results of those. With ADDED_COMMON, a third convolution is added to the first. Grid: blocks in x.
 static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && WARPS == 4 && SPLITS == 1, "64 pixels a team and stage");
 static_assert(MADE % 64 == 0 && COLUMNS % 64 == 0 && COMMON % 64 == 0 && ADDED_COMMON % 64 == 0, "whole stages");
 static_assert(TEAMS == 3 && BLOCKS == 1, "all registers are given out");
@@ -243,10 +242,33 @@ __device__ __forceinline__ void multiply_kept(Sums<COLUMNS>& sum, const uint (&o
     commit_products();
 }
 
+// Turns the second results of a tile into packs, at their places, and has them stored. Calls `settle` when it has asked
+// for what is the same for all rows: behind that sums and places are ready.
+template <typename Settle>
+__device__ __forceinline__ void store_next(
+    const Sums<COLUMNS>& sum, unsigned char* places, int row, Settle&& settle, const TensorMap& results,
+    EPILOGUE_PARAMETERS const Params& p)
+{
+    OwnEpilogue::FetchedByColumn columns[COLUMNS / 64][2];
+    #pragma unroll
+    for (int part = 0; part < COLUMNS / 64; ++part) {
+        fetch_columns<OwnEpilogue>(columns[part], part * 64, EPILOGUE_ARGUMENTS p);
+    }
+    settle();
+    #pragma unroll
+    for (int part = 0; part < COLUMNS / 64; ++part, places += A_BYTES) {
+        const float (&own)[8][4] = reinterpret_cast<const float (&)[8][4]>(sum.at[part * 8]);
+        auto keep = [](const Pack<OUT_T, 8>&, int, int) {};
+        finish<OwnEpilogue, false, true>(
+            own, columns[part], places, row, part * 64, p.rows, keep, EPILOGUE_ARGUMENTS p);
+        store_rows(results, shared_address(places), part * 64, row);
+    }
+}
+
 // What a team does.
 __device__ __forceinline__ void multiply_tiles(
-    unsigned char* shared, int team, const TensorMap& made, const TensorMap& results, MADE_PARAMETERS EPILOGUE_PARAMETERS
-    const Params& p)
+    unsigned char* shared, int team, const TensorMap& made, const TensorMap& results,
+    MADE_PARAMETERS EPILOGUE_PARAMETERS const Params& p)
 {
     Ring ring(shared);
     ring.skip(team * TILE_STAGES);
@@ -302,27 +324,16 @@ __device__ __forceinline__ void multiply_tiles(
                 ring.skip(1);
             }
         }
+        auto settle = [&]() {
+            wait_for_reading<0>();
+            if (STAGED && MADE_STORED) {
+                arrive_by_warp(ring.empty(before));
+            }
+            __syncwarp();
+            wait_for_products<0>();
+        };
+        store_next(next_sum, shared + NEXT_AT + team * NEXT_BYTES, row, settle, results, EPILOGUE_ARGUMENTS p);
         ring.skip(SLICES + (TEAMS - 1) * TILE_STAGES);
-        OwnEpilogue::FetchedByColumn columns[COLUMNS / 64][2];
-        #pragma unroll
-        for (int part = 0; part < COLUMNS / 64; ++part) {
-            fetch_columns<OwnEpilogue>(columns[part], part * 64, EPILOGUE_ARGUMENTS p);
-        }
-        wait_for_reading<0>();
-        if (STAGED && MADE_STORED) {
-            arrive_by_warp(ring.empty(before));
-        }
-        __syncwarp();
-        wait_for_products<0>();
-        uint at = NEXT_AT + team * NEXT_BYTES;
-        #pragma unroll
-        for (int part = 0; part < COLUMNS / 64; ++part, at += A_BYTES) {
-            int col = part * 64;
-            finish<OwnEpilogue, false, true>(
-                reinterpret_cast<const float (&)[8][4]>(next_sum.at[part * 8]), columns[part], shared + at, row, col,
-                p.rows, [](auto&&...) {}, EPILOGUE_ARGUMENTS p);
-            store_rows(results, ring.base + at, col, row);
-        }
     }
     wait_for_storing();
 }
