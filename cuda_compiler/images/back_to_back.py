@@ -34,6 +34,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+from npu_compiler.tensor.view import collapse
 
 __all__ = ["CONV2D_BACK_TO_BACK", "back_to_back_microseconds", "loads_results", "lower_back_to_back"]
 __all__ += ["memory_microseconds"]
@@ -179,9 +180,8 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
     sizes = work.pack_size(width=conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
     staged = packs_by_element(made, inner, PACK_SIZES[0])
     tiling = _tiling(conv, made, device, bool(staged))
-    if set(sizes) != {PACK_SIZES[0]} or any(found.statements for found in (inner, work.found)):
-        return None
-    if len(staged) > 1 or not all(_is_staged(load, made, inner) for load in staged) or tiling.stages == 0:
+    copied = len(staged) <= 1 and all(_is_staged(load, made, inner) for load in staged)
+    if set(sizes) != {PACK_SIZES[0]} or not copied or tiling.stages == 0 or not _row_stride(made) * _row_stride(group):
         return None
     own, *others = _convolutions(made)
     tiles, dtype, stored = ceil_div(conv.pixels, WARPGROUP_ROWS), conv.weight.dtype.name, conv.image.stored
@@ -225,7 +225,7 @@ def _inputs(
         **dict.fromkeys(("image", "added_image", "read", "made"), image),  # where the kernel needs none
         **dict.fromkeys(("weight", "added_weight"), own.weight.argument),
         "next_weight": conv.weight.argument,
-        "results": _written(work.group, work.found, conv),
+        "results": _written(work.group, conv),
     }
     for part in others:
         inputs["added_image"] = _pixels(part.image.argument, part.pixels, part.channels, part.channels, made)
@@ -235,7 +235,7 @@ def _inputs(
         argument = Argument(load.leaf.ref.tensor, view.offset * load.leaf.dtype.size)
         inputs["read"] = _pixels(argument, own.pixels, own.outputs, stride, made)
     if conv.image.stored:
-        inputs["made"] = _written(made, inner, own)
+        inputs["made"] = _written(made, own)
     return inputs
 
 
@@ -244,10 +244,19 @@ def _pixels(argument: Argument, pixels: int, channels: int, stride: int, made: G
     return _boxes(argument, (channels, pixels), stride, WARPGROUP_ROWS, made.output.dtype)
 
 
-def _written(group: Group, found: Positions, conv: Convolution) -> Argument:
+def _written(group: Group, conv: Convolution) -> Argument:
     """How it sees results: 16 pixels of 64 channels at a time, which a warp has."""
-    sizes, stride = (conv.outputs, conv.pixels), found.operands.walks[None][-2]
-    return _boxes(output_argument(group), sizes, stride, _WARP_ROWS, group.output.dtype)
+    sizes = conv.outputs, conv.pixels
+    return _boxes(output_argument(group), sizes, _row_stride(group), _WARP_ROWS, group.output.dtype)
+
+
+def _row_stride(group: Group) -> int:
+    """Elements from the results of a pixel to those of the next one; 0 where that differs."""
+    assert group.problem is not None
+    _, rows, _ = group.problem.dims
+    shape, strides = (tuple(each[dim] for dim in rows) for each in (group.view.shape, group.view.strides))
+    sizes, (walk,) = collapse(shape, [strides])
+    return walk[0] if len(sizes) == 1 else 0
 
 
 def _boxes(argument: Argument, sizes: tuple[int, int], stride: int, rows: int, dtype: DType) -> Argument:
@@ -267,7 +276,8 @@ def _product_of_kept(conv: Convolution) -> str:
 
 def _is_staged(load: PackedLoad, made: Group, found: Positions) -> bool:
     """Whether what an epilogue reads can be copied ahead, as the pixels are."""
-    return is_plain(load) and load.leaf.dtype == made.output.dtype and found.operands.walks[load.leaf][-2] > 0
+    is_matrix = not found.statements and found.operands.walks[load.leaf][-2] > 0
+    return is_plain(load) and load.leaf.dtype == made.output.dtype and is_matrix
 
 
 def _made_epilogue(made: Group, found: Positions) -> Prologue:
