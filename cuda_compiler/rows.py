@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.columns import lower_columns, rows_side_by_side
-from cuda_compiler.dialect import CUDA
+from cuda_compiler.dialect import CUDA, PACK_OF_FLOAT8
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, each_element, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.dtypes import FLOAT8_E4M3FN
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue, pointer_macros, pointer_parameters
 from npu_compiler.lowering.grouping import Group
@@ -22,6 +23,8 @@ from npu_compiler.lowering.positions import AXES, Positions, inner_axes, unpack
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+from npu_compiler.records import changed
+from npu_compiler.tensor.coded import encoded_number
 from npu_compiler.tensor.expr import reductions
 
 __all__ = ["ROW_KERNEL", "SCALED_ROWS", "lower_rows", "vector_prologue"]
@@ -81,9 +84,8 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     shape = _shape(group, operands, rows)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
-    program = row_program(group, packed, CUDA)
     found = Positions(packed, _unpacked_row(operands), {"rows": rows}, "c")
-    fused = Epilogue(group, found, _compute_row(group, found, program, loads, shape), map_macros(group, operands))
+    fused = Epilogue(group, found, _compute_row(group, found, loads, shape), map_macros(group, operands))
     macros: dict[str, object] = {"ROW_THREADS": shape.threads, "BLOCK_THREADS": shape.block}
     inputs = {}
     if group.beside is not None:
@@ -120,7 +122,7 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
     shape = _block_shape(group, operands, row_threads)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
-    text = _compute_row(group, Positions(packed, statements, {}, "c"), row_program(group, packed, CUDA), loads, shape)
+    text = _compute_row(group, Positions(packed, statements, {}, "c"), loads, shape)
     return Prologue(
         (operands,),
         macros={"ROW_THREADS": row_threads, **pointer_macros("VECTOR", operands, CUDA)},
@@ -159,11 +161,11 @@ def _is_whole_row(group: Group) -> bool:
     return {reduce.extent for reduce in reductions(group.expr)} == {group.shape[-1]}
 
 
-def _compute_row(
-    group: Group, found: Positions, program: RowProgram, loads: Sequence[PackedLoad], shape: _Shape
-) -> str:
+def _compute_row(group: Group, found: Positions, loads: Sequence[PackedLoad], shape: _Shape) -> str:
     """The device function ``compute_row``."""
     storage = CUDA.storage[group.output.dtype.name]
+    number = encoded_number(group.expr, FLOAT8_E4M3FN) if shape.size % 4 == 0 else None
+    program = row_program(group if number is None else changed(group, expr=number), found.operands, CUDA)
     packs = [f"        const {_pack(load, shape)} {_load(load, number)};" for number, load in enumerate(loads)]
     inside = [] if shape.items else packs
     lines = [
@@ -179,7 +181,10 @@ def _compute_row(
         lines += _phase(phase, number, shape, inside)
     lines += [*program.tail, *_store_beside(program)]
     packed = shape.size > 1 and program.width == program.phases[0].extent
-    lines += _packed_results(found, program, inside, shape, storage) if packed else _results(program, shape, storage)
+    if packed:
+        lines += _packed_results(found, program, inside, shape, storage, rounded=number is not None)
+    else:
+        lines += _results(program, shape, storage)
     lines.append("}")
     return "\n".join(lines)
 
@@ -206,19 +211,19 @@ def _results(program: RowProgram, shape: _Shape, storage: str) -> list[str]:
 
 
 def _packed_results(
-    found: Positions, program: RowProgram, inside: Sequence[str], shape: _Shape, storage: str
+    found: Positions, program: RowProgram, inside: Sequence[str], shape: _Shape, storage: str, *, rounded: bool
 ) -> list[str]:
-    """The loop that computes and stores packs of results."""
+    """The loop that computes and stores packs of results, or the codes of 8-bit floats that results are `rounded` to."""
     return [
         *_loop(program.width, shape, shape.size),
         *inside,
-        f"        Pack<{storage}, {shape.size}> result;",
+        f"        float result[{shape.size}];" if rounded else f"        Pack<{storage}, {shape.size}> result;",
         f"        {storage}* target = out + {found.operands.output};",
         *each_element("c", shape.size, " " * 8),
         *([program.body] if program.body else []),
-        f"            result[u] = {storage}({program.value});",
+        f"            result[u] = {program.value if rounded else f'{storage}({program.value})'};",
         "        }",
-        "        store_pack(target, result);",
+        f"        store_pack(target, {f'{PACK_OF_FLOAT8}(result)' if rounded else 'result'});",
         "    }",
     ]
 

@@ -77,6 +77,10 @@ _FUNCTIONS = {
         "    bits = valid && sizeof(T) == 2 ? 0 : bits;\n    host_load<sizeof(T)>(&bits, source, valid);\n}\n"
     ),
     "float8_e4m3_code": "inline int float8_e4m3_code(float number) { return host_float8_e4m3(number); }\n",
+    "float8_e4m3_pair": (
+        "inline uint float8_e4m3_pair(float first, float second)\n{\n"
+        "    return uint(host_float8_e4m3(first)) | uint(host_float8_e4m3(second)) << 8;\n}\n"
+    ),
     "transposed": "inline uint transposed(uint matrix) { return host_transposed(matrix); }\n",
     "make_barrier": (
         "inline void make_barrier(uint barrier, int count)\n{\n"
