@@ -30,6 +30,7 @@ CUDA = Dialect(
     faults="Fault*",
     functions={
         "quotient": "quotient({0}, {1})",
+        "short_exp": "short_exp({0})",
         "max": "greater({0}, {1})",
         "min": "lesser({0}, {1})",
         "nearest": "nearest({0})",

@@ -213,7 +213,7 @@ def _results(program: RowProgram, shape: _Shape, storage: str) -> list[str]:
 def _packed_results(
     found: Positions, program: RowProgram, inside: Sequence[str], shape: _Shape, storage: str, *, rounded: bool
 ) -> list[str]:
-    """The loop that computes and stores packs of results, or the codes of 8-bit floats that results are `rounded` to."""
+    """The loop that computes and stores packs of results, `rounded` to codes of 8-bit floats or as they are."""
     return [
         *_loop(program.width, shape, shape.size),
         *inside,

@@ -10,7 +10,7 @@ from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, size_macros
 from cuda_compiler.devices import offers
-from cuda_compiler.packing import CHUNK
+from cuda_compiler.packing import CHUNK, CHUNK_BYTES
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT32
@@ -33,7 +33,7 @@ ATTENTION_PREFILL = KernelTemplate(
     ),
     macros=(
         f"{SIZE_MACROS} LAYERS RESULT_TILES BLOCK STAGES WARPGROUPS_M WARPGROUPS_L SPLITS SPLIT_TILES CAUSAL "
-        f"MASK_STEP {MASK_MACROS} STATE_ROWS STATE_BLOCK STATES_READY {PAGE_MACROS}"
+        f"MASK_STEP MASK_CHUNKS {MASK_MACROS} STATE_ROWS STATE_BLOCK STATES_READY {PAGE_MACROS}"
     ),
     inputs="q k v mask sinks? states partial pages?",
     threads=lambda macros: 128 * (1 + macros["WARPGROUPS_M"] * macros["WARPGROUPS_L"]),
@@ -173,5 +173,6 @@ def _macros(division: _Division, states: int) -> dict[str, object]:
         "SPLIT_TILES": division.split_tiles,
         "CAUSAL": int(problem.causal),
         "MASK_STEP": 1 if problem.mask is None else problem.mask.strides[3],
+        "MASK_CHUNKS": int(problem.mask is not None and problem.mask.has_chunks(CHUNK_BYTES)),
         **mask_macros(problem, states),
     }
