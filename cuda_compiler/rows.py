@@ -13,7 +13,7 @@ from cuda_compiler.packing import PackedLoad, each_element, pack_size, packed_lo
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
-from npu_compiler.dtypes import FLOAT8_E4M3FN
+from npu_compiler.dtypes import BFLOAT16, FLOAT8_E4M3FN, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue, pointer_macros, pointer_parameters
 from npu_compiler.lowering.grouping import Group
@@ -24,8 +24,8 @@ from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from npu_compiler.records import changed
-from npu_compiler.tensor.coded import encoded_number
-from npu_compiler.tensor.expr import reductions
+from npu_compiler.tensor.coded import encoded_number, size_of
+from npu_compiler.tensor.expr import Call, Expr, reductions
 
 __all__ = ["ROW_KERNEL", "SCALED_ROWS", "lower_rows", "vector_prologue"]
 
@@ -177,8 +177,9 @@ def _compute_row(group: Group, found: Positions, loads: Sequence[PackedLoad], sh
         *([program.head] if program.head else []),
         *(_keep(loads, shape, program.width) if shape.items else []),
     ]
+    pairs = _pairs_of_sizes(group, loads, shape)
     for number, phase in enumerate(program.phases):
-        lines += _phase(phase, number, shape, inside)
+        lines += _sizes(phase, *pairs[number], shape) if number in pairs else _phase(phase, number, shape, inside)
     lines += [*program.tail, *_store_beside(program)]
     packed = shape.size > 1 and program.width == program.phases[0].extent
     if packed:
@@ -255,6 +256,36 @@ def _loop(extent: int, shape: _Shape, size: int) -> list[str]:
         f"    for (int j = 0; j < {shape.items}; ++j) {{",
         f"        int c = lane * {size} + j * {step};",
         f"        if (c >= {extent}) {{ continue; }}",
+    ]
+
+
+def _pairs_of_sizes(group: Group, loads: Sequence[PackedLoad], shape: _Shape) -> dict[int, tuple[str, str]]:
+    """Phases that find the largest size of numbers of 16 bits, two at a time: the packs of these, and their type."""
+    if shape.size == 1 or not shape.items:
+        return {}
+    packs: dict[Expr, tuple[str, str]] = {
+        load.leaf: (f"x{number}[j]", load.storage) for number, load in enumerate(loads)
+    }
+    rows = dict.fromkeys(reduce.row for reduce in reductions(group.expr))
+    numbers = {at: size_of(args[0]) for at, (how, args, _) in enumerate(rows) if how.function == "max"}
+    leaves = {at: _uncast(number) for at, number in numbers.items() if number is not None}
+    return {at: packs[leaf] for at, leaf in leaves.items() if leaf in packs and leaf.dtype in (FLOAT16, BFLOAT16)}
+
+
+def _uncast(number: Expr) -> Expr:
+    """What a float32 was made of."""
+    return number.args[0] if isinstance(number, Call) and number.fn == "cast" else number
+
+
+def _sizes(phase: RowPhase, pack: str, storage: str, shape: _Shape) -> list[str]:
+    """The reduction of such a phase."""
+    return [
+        *phase.head,
+        f"    uint pairs_{phase.name} = 0;",
+        *_loop(phase.extent, shape, shape.size),
+        f"        pairs_{phase.name} = greater_sizes(pairs_{phase.name}, {pack});",
+        "    }",
+        f"    int {phase.name} = row_max(size_of_pair<{storage}>(pairs_{phase.name}));",
     ]
 
 
