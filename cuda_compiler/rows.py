@@ -164,8 +164,8 @@ def _is_whole_row(group: Group) -> bool:
 def _compute_row(group: Group, found: Positions, loads: Sequence[PackedLoad], shape: _Shape) -> str:
     """The device function ``compute_row``."""
     storage = CUDA.storage[group.output.dtype.name]
-    number = encoded_number(group.expr, FLOAT8_E4M3FN) if shape.size % 4 == 0 else None
-    program = row_program(group if number is None else changed(group, expr=number), found.operands, CUDA)
+    rounded = encoded_number(group.expr, FLOAT8_E4M3FN) if shape.size % 4 == 0 else None
+    program = row_program(group if rounded is None else changed(group, expr=rounded), found.operands, CUDA)
     packs = [f"        const {_pack(load, shape)} {_load(load, number)};" for number, load in enumerate(loads)]
     inside = [] if shape.items else packs
     lines = [
@@ -183,7 +183,7 @@ def _compute_row(group: Group, found: Positions, loads: Sequence[PackedLoad], sh
     lines += [*program.tail, *_store_beside(program)]
     packed = shape.size > 1 and program.width == program.phases[0].extent
     if packed:
-        lines += _packed_results(found, program, inside, shape, storage, rounded=number is not None)
+        lines += _packed_results(found, program, inside, shape, storage, rounded=rounded is not None)
     else:
         lines += _results(program, shape, storage)
     lines.append("}")

@@ -48,6 +48,9 @@ _STATEMENTS = {
     r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.bf16\.bf16[^#]*#endif": (
         "host_wgmma(sum, a, b, adds, false);"
     ),
+    r'asm\("max\.u16x2 .*?;"[^;]*;': (
+        "sizes = max(sizes & 0xffffu, pair & 0xffffu) | max(sizes & 0xffff0000u, pair & 0xffff0000u);"
+    ),
     r'asm\("max\.NaN\.f32 .*?;"[^;]*;': "result = a > b || a != a ? a : b;",
     r'asm\("min\.NaN\.f32 .*?;"[^;]*;': "result = a < b || a != a ? a : b;",
     r'asm\("lop3\.b32 .*?;"[^;]*;': "result = a & mask | b;",
