@@ -33,6 +33,7 @@ _STATEMENTS = {
     r'asm\("cvt\.f32\.f16 .*?;"[^;]*;': "value = host_float(bits);",
     r'asm\("cvt\.rn\.bf16\.f32 .*?;"[^;]*;': "bits = host_bfloat(value);",
     r'asm\("rcp\.approx\.ftz\.f32 .*?;"[^;]*;': "reciprocal = 1.0f / divisor;",
+    r'asm\("ex2\.approx\.ftz\.f32 .*?;"[^;]*;': "power = exp2f(exponent);",
     r'asm\("sub\.f16x2 .*?;"[^;]*;': "result = pairwise(b, 0xbc00bc00u, a, true);",
     r'asm\("mul\.f16x2 .*?;"[^;]*;': "result = pairwise(a, b, 0x80008000u, true);",
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
@@ -42,6 +43,12 @@ _STATEMENTS = {
         "#define MULTIPLY_CODES(left) host_multiply_codes(at, a, b0, b1, left)\n"
     ),
     r'#define MULTIPLY_EIGHT\(left\).*?"r"\(b\)\)\n': "#define MULTIPLY_EIGHT(left) abort()\n",
+    r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.f16\.f16[^#]*adds, 1, 1, 1;[^#]*#endif": (
+        "host_wgmma(sum, a, b, adds, true, true);"
+    ),
+    r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.bf16\.bf16[^#]*adds, 1, 1, 1;[^#]*#endif": (
+        "host_wgmma(sum, a, b, adds, false, true);"
+    ),
     r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.f16\.f16[^#]*#endif": (
         "host_wgmma(sum, a, b, adds, true);"
     ),
@@ -60,6 +67,11 @@ _FUNCTIONS = {
     "hurry_next_grid": "inline void hurry_next_grid() {}\n",
     "commit_copies": "inline void commit_copies() {}\n",
     "wait_for_copies": "inline void wait_for_copies() {}\n",
+    "copy_chunk_to": (
+        "inline void copy_chunk_to(uint target, const void* source, bool valid)\n{\n"
+        "    memset(host_shared() + target, 0, 16);\n"
+        "    host_load<16>((unsigned*)(host_shared() + target), source, valid);\n}\n"
+    ),
     "copy_chunk": (
         "inline void copy_chunk(void* target, const void* source, bool valid)\n{\n"
         "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
