@@ -132,9 +132,8 @@ def test_rows_are_rounded_on_the_processor(
     assert isinstance(call, KernelCall)
     assert plan.kernels[call.kernel].text.count("1.0f / ") == 1
     text = plan.kernels[call.kernel].text
-    assert text.index("1.0f / ") < text.index(
-        " result[8]" if kind.is_floating_point else "Pack<int8, 8> result"
-    )  # once for a row, not for each code
+    stored = " result[8]" if kind.is_floating_point else "Pack<int8, 8> result"
+    assert text.index("1.0f / ") < text.index(stored)  # once for a row, not for each code
     named = {"x": x, "b_gain": model.gain}
     tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
     arena = torch.from_numpy(run_on_host(plan, call, tensors, tmp_path).copy())

@@ -123,7 +123,7 @@ def check_on_host(case: Case, plan: ExecutionPlan, folder: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
-@pytest.mark.parametrize("multiprocessors", [1, 8])
+@pytest.mark.parametrize(("multiprocessors", "warpgroups", "blocks"), [(1, 2, 7), (8, 2, 10), (8, 1, 13)])
 @pytest.mark.parametrize(
     "case",
     [
@@ -136,16 +136,16 @@ def check_on_host(case: Case, plan: ExecutionPlan, folder: Path) -> None:
     ids=str,
 )
 def test_tiles_of_many_rows_on_the_processor(
-    case: Case, multiprocessors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Case, multiprocessors: int, warpgroups: int, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of seven tiles, of up to four blocks of positions, eight multiprocessors cut those that have more than two."""
 
     def divided(problem: Attention, device: DeviceModel) -> prefill._Division:
         few = replace(device, cores=multiprocessors)
-        return prefill._Division(problem, few, warpgroups_m=2, warpgroups_l=1, block=128, stages=2)
+        return prefill._Division(problem, few, warpgroups, 3 - warpgroups, block=64 * warpgroups, stages=2)
 
     monkeypatch.setattr(prefill, "_divide", divided)
     plan = npu_compiler.compile(case.ir(torch.float32), "cuda", "bfloat16").main.resolved(lambda *_: 0)
     (call,) = [call for call in plan.calls if plan.kernels[call.kernel].entry == "attention_prefill"]
-    assert call.grid == (7 if multiprocessors == 1 else 10, 1, 1)
+    assert call.grid == (blocks, 1, 1)
     check_on_host(case, plan, tmp_path)
