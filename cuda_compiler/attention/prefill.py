@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
@@ -33,7 +32,7 @@ ATTENTION_PREFILL = KernelTemplate(
         "mask_head, mask_row, state_batch, state_head, state_parts"
     ),
     macros=(
-        f"{SIZE_MACROS} LAYERS RESULT_TILES BLOCK STAGES WARPGROUPS_M WARPGROUPS_L SPLITS SPLIT_TILES CUT_TILES CAUSAL "
+        f"{SIZE_MACROS} LAYERS RESULT_TILES BLOCK STAGES WARPGROUPS_M WARPGROUPS_L SPLITS SPLIT_TILES CAUSAL "
         f"MASK_STEP MASK_CHUNKS {MASK_MACROS} STATE_ROWS STATE_BLOCK STATES_READY {PAGE_MACROS}"
     ),
     inputs="q k v mask sinks? states partial pages?",
@@ -85,33 +84,14 @@ class _Division:
 
     @property
     def split_tiles(self) -> int:
-        """Blocks of positions that are worth a block of threads, or that a tile which is cut has in its first one."""
-        return self.longest if self.cut_tiles else _Costs.of(self.device).split_tiles
+        """Blocks of positions that are worth a block of threads."""
+        return _Costs.of(self.device).split_tiles
 
     @property
     def splits(self) -> int:
         """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
-        if self.cut_tiles:
-            return 2
         blocks = ceil_div(self.problem.length, self.block)
         return max(1, min(self.device.cores // self.tiles, blocks // self.split_tiles))
-
-    @cached_property
-    def lengths(self) -> list[int]:
-        """Blocks of positions of each tile, the longest first, if each row sees the rows up to itself."""
-        count, positions = self.tiles // self.layers, min(self.problem.rows, self.problem.length)
-        tiles = (ceil_div(positions * (count - number), count * self.block) for number in range(count))
-        return [blocks for blocks in tiles for _ in range(self.layers)]
-
-    @property
-    def longest(self) -> int:
-        """Blocks of positions of a tile that is not cut: what all tiles come to for each multiprocessor."""
-        return ceil_div(sum(self.lengths), self.device.cores)
-
-    @property
-    def cut_tiles(self) -> int:
-        """Tiles, the first ones, that would still be computed when all multiprocessors could be done."""
-        return sum(blocks > self.longest for blocks in self.lengths) if self.warpgroups_m == 2 else 0
 
     @property
     def shared_bytes(self) -> int:
@@ -123,7 +103,7 @@ class _Division:
     def parts_bytes(self) -> int:
         """What all splits of all tiles leave in memory."""
         numbers = self.problem.value_size // 2 + 4  # of a thread
-        return (self.cut_tiles or self.tiles) * self.splits * numbers * 128 * self.warpgroups_m * FLOAT32.size
+        return self.tiles * self.splits * numbers * 128 * self.warpgroups_m * FLOAT32.size
 
 
 def is_for_warpgroups(problem: Attention, device: DeviceModel) -> bool:
@@ -153,7 +133,7 @@ def lower_prefill(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks)
     ]
     launch = Launch(
         ATTENTION_PREFILL,
-        grid=(division.tiles + division.cut_tiles, 1 if division.cut_tiles else division.splits, 1),
+        grid=(division.tiles, division.splits, 1),
         values=ATTENTION_PREFILL.values_among(operand_values(problem, blocks.rows)),
         macros={
             **_macros(division, blocks.positions),
@@ -191,7 +171,6 @@ def _macros(division: _Division, states: int) -> dict[str, object]:
         "WARPGROUPS_L": division.warpgroups_l,
         "SPLITS": division.splits,
         "SPLIT_TILES": division.split_tiles,
-        "CUT_TILES": division.cut_tiles,
         "CAUSAL": int(problem.causal),
         "MASK_STEP": 1 if problem.mask is None else problem.mask.strides[3],
         "MASK_CHUNKS": int(problem.mask is not None and problem.mask.has_chunks(CHUNK_BYTES)),

@@ -109,7 +109,7 @@ __device__ __forceinline__ void store_rows(
 __device__ __forceinline__ bool add_splits(Rows& rows, const Tile& tile, int* flag, float* partial)
 {
     int thread = int(threadIdx.x) - 128;
-    long long number = tile.number;
+    long long number = blockIdx.x;
     auto part = [&](int split) { return partial + (number * SPLITS + split) * PART_FLOATS * FINISHING + thread; };
     put_part(part(tile.split), rows);
     __threadfence();

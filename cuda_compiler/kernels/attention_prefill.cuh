@@ -5,20 +5,17 @@
 //
 // A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys: the same row of all of
 // them, then the next, so that they are open at the same positions. Blocks of positions that the mask closes are not
-// read. The open ones may be shared by up to SPLITS blocks of threads; the last block to finish adds up what they have.
-// With CUT_TILES, two share those of each of so many tiles that have more than SPLIT_TILES: the first takes so many. A
-// row that is closed everywhere gives zeros. Grid: tiles of rows (the last, which a causal mask leaves the most to,
-// first), each for all heads of keys, in x, and behind them the rest of those that are cut; else splits in y.
+// read. The open ones may be shared by up to SPLITS blocks of threads, in turns; the last block to finish adds up what
+// they have. A row that is closed everywhere gives zeros. Grid: tiles of rows (the last, which a causal mask leaves the
+// most to, first), each for all heads of keys, in x; splits in y.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
     const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states,
     float* partial, PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     Tile tile;
-    tile.split = CUT_TILES ? int(blockIdx.x) / RESULT_TILES : int(blockIdx.y);
-    tile.number = int(blockIdx.x) % RESULT_TILES;
-    tile.layer = tile.number % LAYERS;
-    tile.row = (RESULT_TILES / LAYERS - 1 - tile.number / LAYERS) * TILE_M;
+    tile.layer = int(blockIdx.x) % LAYERS;
+    tile.row = (RESULT_TILES / LAYERS - 1 - int(blockIdx.x) / LAYERS) * TILE_M;
     int batch = tile.layer / GROUPS, group = tile.layer % GROUPS, role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     Ring ring(shared_address(shared));
     if (threadIdx.x == 0) {
@@ -29,7 +26,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
     }
     unsigned short* list = reinterpret_cast<unsigned short*>(shared + LIST_AT);
     int open = list_tiles(list, reinterpret_cast<int*>(shared + FLAG_AT), tile.row, states, batch, group, p);
-    tile.share(open);
+    tile.splits = max(1, min(SPLITS, open / SPLIT_TILES));
+    tile.split = int(blockIdx.y);
+    tile.count = (open - tile.split + tile.splits - 1) / tile.splits;
     if (tile.split >= tile.splits) {
         return;
     }

@@ -11,22 +11,9 @@ constexpr int FLAG_AT = BARRIERS_AT + (1 + 4 * STAGES) * 8, LIST_AT = FLAG_AT + 
 static_assert(BLOCK % STATE_BLOCK == 0, "a block of positions has whole blocks of the mask");
 static_assert(TILES < 1 << 15, "tiles are listed in 15 bits");
 
-// What a block of threads computes: a tile, its first row and its head of keys, and of the open blocks of positions so
-// many from `first` on.
+// What a block of threads computes: the tile's first row, its head of keys, and which of the open blocks of positions.
 struct Tile {
-    int number, row, layer, split, splits, first, count;
-    __device__ __forceinline__ void share(int open)
-    {
-        if (CUT_TILES) {
-            splits = number < CUT_TILES && open > SPLIT_TILES ? 2 : 1;
-            first = split * SPLIT_TILES;
-            count = (split == splits - 1 ? open : SPLIT_TILES) - first;
-        } else {
-            splits = max(1, min(SPLITS, open / SPLIT_TILES));
-            first = open * split / splits;
-            count = open * (split + 1) / splits - first;
-        }
-    }
+    int row, layer, split, splits, count;
 };
 
 // Barriers of the operands in shared memory: when they are there, and when they are no longer needed.
@@ -83,7 +70,7 @@ __device__ __forceinline__ void copy_operands(
     arrive_with_copies(ring.queries_full());
     int stage = 0, parity = 1; // the first time around, everything is free
     for (int turn = 0; turn < tile.count; ++turn) {
-        int position = (list[tile.first + turn] >> 1) * BLOCK;
+        int position = (list[tile.split + turn * tile.splits] >> 1) * BLOCK;
         Place at = place_of(batch, position, p.k_row, p.v_row, PAGE_ARGUMENTS p);
         const tile_t *keys = k + at.key, *values = v + at.value;
         wait_for_phase(ring.keys_empty(stage), parity);

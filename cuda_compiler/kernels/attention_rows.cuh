@@ -227,7 +227,7 @@ struct Multiplier {
         begin_products();
         start_scores(score, query, keys + turn.stage * (K_BYTES >> 4));
         commit_products();
-        listed = list[tile.first + turn.number];
+        listed = list[tile.split + turn.number * tile.splits];
     }
 
     __device__ void multiply_by_values(Rows& rows, const Turn& of)
