@@ -37,37 +37,6 @@ static_assert(BLOCK <= 128, "the positions that a thread has of a row fit a word
 // The position of a thread's number i of a row, from its first on.
 __device__ __forceinline__ constexpr int offset_of(int i) { return i / 2 * 8 + i % 2; }
 
-#if MASK == 1 && MASK_CHUNKS
-// The same bits of booleans that come in chunks of 16 bytes. The four lanes of a row read a quarter of the block each,
-// make a bit of every position, and take from each other the two of every eight that are theirs.
-__device__ __forceinline__ uint closed_booleans(const mask_t* line, int left)
-{
-    int lane = int(threadIdx.x) % 4;
-    uint bits = 0;
-    #pragma unroll
-    for (int chunk = 0; chunk < BLOCK / 64; ++chunk) {
-        int first = lane * (BLOCK / 4) + chunk * 16;
-        uint4 bytes = make_uint4(0, 0, 0, 0);
-        if (LENGTH % BLOCK == 0 || first < left) {
-            bytes = *reinterpret_cast<const uint4*>(line + first);
-        }
-        const uint words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            uint open = ((words[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu | words[i]) >> 7 & 0x01010101u;
-            bits |= (open * 0x01020408u >> 24) << (chunk * 16 + i * 4);
-        }
-    }
-    uint closed = 0;
-    #pragma unroll
-    for (int from = 0; from < 4; ++from) {
-        uint own = __shfl_sync(0xffffffffu, ~bits, from, 4) >> (lane * 2) & (BLOCK == 128 ? 0x03030303u : 0x0303u);
-        closed |= (own * 0x01041040u >> 24) << (from * (BLOCK / 16));
-    }
-    return closed;
-}
-#endif
-
 // Finds what is closed, by booleans, by order, or past the last position.
 __device__ __forceinline__ void find_closed(Mask& found, const mask_t* mask, int row, int position, const Params& p)
 {
@@ -82,14 +51,11 @@ __device__ __forceinline__ void find_closed(Mask& found, const mask_t* mask, int
         for (int i = 0; i < BLOCK / 4; ++i) {
             bool past = LENGTH % BLOCK != 0 && first + offset_of(i) >= LENGTH;
             bool is_closed = past || (CAUSAL && first + offset_of(i) > own);
-#if MASK == 1 && !MASK_CHUNKS
+#if MASK == 1
             is_closed |= !past && !line[offset_of(i) * MASK_STEP];
 #endif
             closed |= uint(is_closed) << i;
         }
-#if MASK == 1 && MASK_CHUNKS
-        closed |= closed_booleans(line - lane % 4 * 2, LENGTH - position);
-#endif
         found.line[half_row] = line;
         found.closed[half_row] = closed;
     }
@@ -223,7 +189,6 @@ struct Multiplier {
     __device__ void multiply_by_keys()
     {
         wait_for_phase(ring.keys_full(turn.stage), turn.parity);
-        publish_to_products();
         begin_products();
         start_scores(score, query, keys + turn.stage * (K_BYTES >> 4));
         commit_products();
@@ -233,7 +198,6 @@ struct Multiplier {
     __device__ void multiply_by_values(Rows& rows, const Turn& of)
     {
         wait_for_phase(ring.values_full(of.stage), of.parity);
-        publish_to_products();
         begin_products();
         start_results(rows, weight, values + of.stage * (V_BYTES >> 4));
         commit_products();
@@ -284,6 +248,7 @@ __device__ __forceinline__ void multiply_tiles(
 {
     Multiplier work(ring, tile, list, warpgroup, mask, p);
     wait_for_phase(ring.queries_full(), 0);
+    publish_to_products();
     if (!work.has_turn()) {
         return;
     }
