@@ -1,6 +1,6 @@
 // Attention of many rows on compute capability 9.0. The scores are never stored: each block of positions updates a
 // running maximum, sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022), products are
-// `wgmma`'s, the copy engine brings keys and values while warpgroups compute, and the scores of the next block are multiplied while the
+// `wgmma`'s, one warpgroup copies while the others compute, and the scores of the next block are multiplied while the
 // weights of this one meet their values (Shah et al., FlashAttention-3, 2024).
 //
 // A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys: the same row of all of
@@ -9,8 +9,8 @@
 // they have. A row that is closed everywhere gives zeros. Grid: tiles of rows (the last, which a causal mask leaves the
 // most to, first), each for all heads of keys, in x; splits in y.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
-    const tile_t* q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v, const mask_t* mask,
-    SINK_PARAMETER const unsigned char* states, float* partial, PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states,
+    float* partial, PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     Tile tile;
@@ -20,9 +20,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
     Ring ring(shared_address(shared));
     if (threadIdx.x == 0) {
         ring.make();
-        publish_barriers();
-        prefetch_map(k);
-        prefetch_map(v);
     }
     if (!STATES_READY) {
         wait_for_previous_grid();
@@ -39,10 +36,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
         wait_for_previous_grid();
     }
     q += (long long)batch * p.q_batch + (long long)group * SHARED * p.q_head;
-    enter_mask(mask, batch, group, p);
+    enter_group(k, v, mask, batch, group, p);
     if (role == 0) {
         leave_registers<COPY_REGISTERS>();
-        copy_operands(ring, tile, list, q, k, v, PAGE_ARGUMENTS p);
+        copy_operands(ring, tile, list, q, k, v, batch, PAGE_ARGUMENTS p);
     } else {
         allow_registers<PRODUCT_REGISTERS>();
         Rows rows;

@@ -31,15 +31,15 @@ struct Ring {
     {
         make_barrier(queries_full(), 128);
         for (int stage = 0; stage < STAGES; ++stage) {
-            make_barrier(keys_full(stage), 1);
-            make_barrier(values_full(stage), 1);
+            make_barrier(keys_full(stage), 128);
+            make_barrier(values_full(stage), 128);
             make_barrier(keys_empty(stage), 4 * WARPGROUPS_M);
             make_barrier(values_empty(stage), 4 * WARPGROUPS_M);
         }
     }
 };
 
-// Starts copying LINES rows of SIZE elements into panels, by all threads, in chunks of 16 bytes: those from `count` on are zeros.
+// Starts copying LINES rows of SIZE elements into panels, in chunks of 16 bytes: those from `count` on are zeros.
 template <int LINES, int SIZE, typename Row>
 __device__ __forceinline__ void copy_to_panels(uint target, const tile_t* source, int count, Row row_start)
 {
@@ -58,60 +58,33 @@ __device__ __forceinline__ void copy_to_panels(uint target, const tile_t* source
     static_assert(STEP % 8 == 0, "all lines of a thread are permuted alike");
 }
 
-// Where keys and values are for the copy engine: a layer of lines of one position each, of an element of the batch or of
-// a page. What all elements of the batch or all heads share is there once.
-struct Lines {
-    const TensorMap& map;
-    int layer, outer;
-
-    template <int PANELS>
-    __device__ __forceinline__ void copy(uint target, uint barrier, int page, int line) const
-    {
-        arrive_and_expect(barrier, PANELS * BLOCK * 128);
-        #pragma unroll
-        for (int panel = 0; panel < PANELS; ++panel) {
-            copy_panel(target + panel * BLOCK * 128, map, barrier, panel * 64, line, layer, page < 0 ? outer : page);
-        }
-    }
-};
-
-// What one thread does: it asks for the keys and values of open blocks of positions, as stages become free.
-__device__ __forceinline__ void copy_positions(
-    const Ring& ring, const Tile& tile, const unsigned short* list, const Lines& keys, const Lines& values, int batch,
-    PAGE_PARAMETERS const Params& p)
-{
-    int stage = 0, parity = 1; // the first time around, everything is free
-    for (int turn = 0; turn < tile.count; ++turn) {
-        int line = (list[tile.split + turn * tile.splits] >> 1) * BLOCK, page = -1;
-#ifdef PAGE
-        page = page_of(0, 0, batch, line / PAGE, PAGE_ARGUMENTS p);
-        line %= PAGE;
-#endif
-        wait_for_phase(ring.keys_empty(stage), parity);
-        keys.copy<QK_PANELS>(ring.keys(stage), ring.keys_full(stage), page, line);
-        wait_for_phase(ring.values_empty(stage), parity);
-        values.copy<V_PANELS>(ring.values(stage), ring.values_full(stage), page, line);
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-}
-
 // What the copying warpgroup does.
 __device__ __forceinline__ void copy_operands(
-    const Ring& ring, const Tile& tile, const unsigned short* list, const tile_t* q, const TensorMap& k,
-    const TensorMap& v, PAGE_PARAMETERS const Params& p)
+    const Ring& ring, const Tile& tile, const unsigned short* list, const tile_t* q, const tile_t* k, const tile_t* v,
+    int batch, PAGE_PARAMETERS const Params& p)
 {
     copy_to_panels<TILE_M, HEAD_SIZE>(ring.base, q, p.rows * SHARED - tile.row, [&](int i) {
         int r = tile.row + i;
         return (long long)(r % SHARED) * p.q_head + (long long)(r / SHARED) * p.q_row;
     });
     arrive_with_copies(ring.queries_full());
-    if (threadIdx.x == 0) {
-        int batch = tile.layer / GROUPS, group = tile.layer % GROUPS;
-        Lines keys{k, p.k_head ? group : 0, p.k_batch ? batch : 0}, values{v, p.v_head ? group : 0, p.v_batch ? batch : 0};
-        copy_positions(ring, tile, list, keys, values, batch, PAGE_ARGUMENTS p);
+    int stage = 0, parity = 1; // the first time around, everything is free
+    for (int turn = 0; turn < tile.count; ++turn) {
+        int position = (list[tile.split + turn * tile.splits] >> 1) * BLOCK;
+        Place at = place_of(batch, position, p.k_row, p.v_row, PAGE_ARGUMENTS p);
+        const tile_t *keys = k + at.key, *values = v + at.value;
+        wait_for_phase(ring.keys_empty(stage), parity);
+        copy_to_panels<BLOCK, HEAD_SIZE>(
+            ring.keys(stage), keys, LENGTH - position, [&](int i) { return (long long)i * p.k_row; });
+        arrive_with_copies(ring.keys_full(stage));
+        wait_for_phase(ring.values_empty(stage), parity);
+        copy_to_panels<BLOCK, VALUE_SIZE>(
+            ring.values(stage), values, LENGTH - position, [&](int i) { return (long long)i * p.v_row; });
+        arrive_with_copies(ring.values_full(stage));
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
     }
     wait_for_copies<0>();
 }

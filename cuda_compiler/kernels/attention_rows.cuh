@@ -189,6 +189,7 @@ struct Multiplier {
     __device__ void multiply_by_keys()
     {
         wait_for_phase(ring.keys_full(turn.stage), turn.parity);
+        publish_to_products();
         begin_products();
         start_scores(score, query, keys + turn.stage * (K_BYTES >> 4));
         commit_products();
@@ -198,6 +199,7 @@ struct Multiplier {
     __device__ void multiply_by_values(Rows& rows, const Turn& of)
     {
         wait_for_phase(ring.values_full(of.stage), of.parity);
+        publish_to_products();
         begin_products();
         start_results(rows, weight, values + of.stage * (V_BYTES >> 4));
         commit_products();
@@ -248,7 +250,6 @@ __device__ __forceinline__ void multiply_tiles(
 {
     Multiplier work(ring, tile, list, warpgroup, mask, p);
     wait_for_phase(ring.queries_full(), 0);
-    publish_to_products();
     if (!work.has_turn()) {
         return;
     }
