@@ -36,12 +36,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_calls", description=(__doc__ or "").split("\n")[0])
     cuda_timing.add_arguments(parser, peers=())
     parser.add_argument("--without-torch", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--models", nargs="+", choices=sorted({name for name, _ in _WORKLOADS}), help="these only")
+    parser.add_argument("--batches", nargs="+", type=int, help="these only")
     args = parser.parse_args()
     device = Device("cuda")
     bus = bus_rate()
     run: dict[str, Any] = {"machine": cuda_timing.machine(device), "tuned": args.tune, "results": []}
     run["ceilings"] = {"bus to the device, GB/s": bus}
     for name, batch in _WORKLOADS:
+        if name not in (args.models or [name]) or batch not in (args.batches or [batch]):
+            continue
         run["results"].append(_measure(name, batch, device, bus, args))
         cuda_timing.write_run(args.json, run, _KEYS)
     cuda_timing.print_table(run, _KEYS)

@@ -4,7 +4,8 @@
 processor, of one thread: how much else runs does not count.
 
 - `step`: the thread that drives a device. The engine is real, what it asks of the device takes no time: launches are
-  counted and not run. Ahead of a launch the device waits; behind it, it works.
+  counted and not run. From the tokens of a step to the launch of the next one the device waits, if that was not asked
+  for before; at other times it works.
 - `stream`: the server's event loop, with clients in another process that read streams. The engine is one that gives
   letters at a pace.
 """
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -75,7 +77,8 @@ def steps(lanes: int, engine: PagedEngine, sampling: LaneSampling) -> dict[str, 
     def observe(turn: Turn, seconds: float) -> None:
         if not turn.fills and len(turn.running) == lanes:
             before, last = taken[-2:]
-            turns.append((last[0] - before[3], last[2] - last[1], last[3] - before[3]))
+            ahead, whole = max(0.0, last[0] - before[3]), last[3] - before[3]
+            turns.append((ahead, whole - ahead, whole))
         del taken[:-1]
 
     taken.clear()
@@ -222,7 +225,9 @@ def main() -> None:
         figures["step"] = []
         with tempfile.TemporaryDirectory() as folder:
             engine = make_engine(Path(folder), _LANES)
-            for name, sampling in {"highest": LaneSampling(), "drawn": LaneSampling(0.7, top_p=0.9, seed=3)}.items():
+            drawn = LaneSampling(0.7, top_p=0.9, seed=3)
+            penalised = replace(drawn, frequency_penalty=0.1)
+            for name, sampling in {"highest": LaneSampling(), "drawn": drawn, "penalised": penalised}.items():
                 for lanes in _LANES:
                     engine.lanes = lanes
                     figures["step"].append({"sampling": name} | steps(lanes, engine, sampling))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA, NUMBER_OF_BYTE, PACK_OF_BYTES
+from cuda_compiler.followers import follower_elements, follower_stores
 from cuda_compiler.packing import (
     PackedLoad,
     define_indexed,
@@ -85,8 +86,9 @@ def epilogue(
             one.
     """
     storage = CUDA.storage[group.output.dtype.name]
-    loads = packed_loads(found.operands, [group.expr], size, indexed=True, checked=group.is_elementwise)
-    sides = _sides(group, found, loads, size) if values else []
+    exprs = [group.expr, *(each.group.expr for each in found.followers)]
+    loads = packed_loads(found.operands, exprs, size, indexed=True, checked=group.is_elementwise)
+    sides = _sides(exprs, found, loads, size) if values else []
     operands = _with_sides(with_packs(found.operands, loads, "fetched."), sides)
     pointers, passed = f"{pointer_parameters(operands, CUDA)}const Params& p", f"{pointer_arguments(operands)}p"
     value = "value, " if values else ""
@@ -111,12 +113,13 @@ def epilogue(
     else:
         fetching = _fetching("Fetched", "fetch", packs, size, parameters, found)
     lines = [
+        *([found.functions] if found.functions else []),
         *fetching,
         f"{inline} {f'Pack<{storage}, {size}> results_of' if gives else 'void store'}"
         f"({values}const Fetched& fetched, {positions}{storage}* out, {pointers})",
         "{",
         *found.statements,
-        *(_give_lines if gives else _store_lines)(group, operands, found.inner, size, packs),
+        *(_give_lines if gives else _store_lines)(group, changed(found, operands=operands), size, packs),
         "}",
     ]
     if gives:
@@ -142,10 +145,10 @@ def _is_by_row(load: Load, found: Positions) -> bool:
     return not found.operands.walks[load][-1] and not found.statements and not is_guarded(found.operands, load)
 
 
-def _sides(group: Group, found: Positions, packed: Sequence[PackedLoad], size: int) -> list[_Side]:
+def _sides(exprs: Sequence[Expr], found: Positions, packed: Sequence[PackedLoad], size: int) -> list[_Side]:
     """What an epilogue reads element by element though it is the same for all rows, or for all columns."""
     names, taken = found.operands.names.loads, {load.leaf for load in packed}
-    loads = [load for load in loads_in([group.expr]) if load.index is None and load in names and load not in taken]
+    loads = [load for load in loads_in(exprs) if load.index is None and load in names and load not in taken]
     sides: list[_Side] = []
     for load in loads:
         by_row = _is_by_row(load, found)
@@ -249,12 +252,10 @@ def packs_by_element(group: Group, found: Positions, size: int) -> list[PackedLo
     return [load for load in loads if not _is_by_column(load.leaf, found)]
 
 
-def _result_lines(
-    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]
-) -> list[str]:
+def _result_lines(group: Group, found: Positions, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
     """Statements that compute a pack."""
-    storage = CUDA.storage[group.output.dtype.name]
-    printer = Printer(CUDA, operands.names, "        ")
+    storage, inner = CUDA.storage[group.output.dtype.name], found.inner
+    printer = Printer(CUDA, found.operands.names, "        ")
     fetched = {f"fetched.{name}": load for name, load in packs.items()}
     define_indexed(printer, fetched)
     _define_bytes(printer, group.expr, fetched, size)
@@ -266,26 +267,30 @@ def _result_lines(
         *_own_results(group),
         *printer.lines,
         f"        result[u] = {result if in_bytes else f'{storage}({result})'};",
+        *follower_elements(found.followers, printer),
         "    }",
     ]
 
 
-def _give_lines(group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
+def _give_lines(group: Group, found: Positions, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
     """Statements that compute a pack and give it back."""
-    return [*_result_lines(group, operands, inner, size, packs), "    return result;"]
+    return [*_result_lines(group, found, size, packs), "    return result;"]
 
 
-def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
+def _store_lines(group: Group, found: Positions, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
     """Statements that compute a pack and store it; a scatter's values go where its index says."""
     storage = CUDA.storage[group.output.dtype.name]
-    indices = Printer(CUDA, operands.names)
-    place = scatter_place(group, operands.output, indices)
+    indices = Printer(CUDA, found.operands.names)
+    place = scatter_place(group, found.operands.output, indices)
     result = f"{PACK_OF_BYTES}<{storage}>(result)" if _is_in_bytes(group, size) else "result"
+    ahead, behind = follower_stores(found.followers, size, found.inner)
     return [
         *indices.lines,
         f"    {storage}* target = out + {place.address};",
-        *_result_lines(group, operands, inner, size, packs),
+        *ahead,
+        *_result_lines(group, found, size, packs),
         f"    {place.condition}store_pack(target, {result});",
+        *behind,
     ]
 
 

@@ -8,7 +8,7 @@ from math import prod
 
 from cuda_compiler.columns import lower_columns, rows_side_by_side
 from cuda_compiler.dialect import CUDA, PACK_OF_FLOAT8
-from cuda_compiler.maps import map_macros
+from cuda_compiler.maps import lower_elementwise, map_macros
 from cuda_compiler.packing import PackedLoad, each_element, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
@@ -25,9 +25,9 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from npu_compiler.records import changed
 from npu_compiler.tensor.coded import encoded_number, size_of
-from npu_compiler.tensor.expr import Call, Expr, reductions
+from npu_compiler.tensor.expr import Call, Expr, has_reduce, reductions
 
-__all__ = ["ROW_KERNEL", "SCALED_ROWS", "lower_rows", "vector_prologue"]
+__all__ = ["ROW_KERNEL", "SCALED_ROWS", "lower_map", "lower_rows", "vector_prologue"]
 
 ROW_KERNEL = KernelTemplate(
     "rows",
@@ -73,6 +73,11 @@ class _Shape:
     @property
     def block(self) -> int:
         return self.threads * self.rows_per_block
+
+
+def lower_map(group: Group, lowering: Lowering) -> list[KernelCall]:
+    """The launches of a group without a problem."""
+    return lower_rows(group, lowering) if has_reduce(group.expr) else lower_elementwise(group, lowering)
 
 
 def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cuda_compiler.dialect import CUDA, FLOAT8_CODE, NUMBER_OF_BYTE, PACK_OF_BYTES, PACK_OF_FLOAT8
+from cuda_compiler.dialect import CUDA, FLOAT8_CODE, NUMBER_OF_BYTE, PACK_OF_BYTES, PACK_OF_FLOAT8, SUM_OF_LANES
 from cuda_compiler.early_launches import EarlyLaunch, kernel_number
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
@@ -16,6 +16,7 @@ _CALLED = {
     "checks.cuh": (CHECK,),
     "float8_codes.cuh": (FLOAT8_CODE, PACK_OF_FLOAT8),
     "byte_packs.cuh": (NUMBER_OF_BYTE, PACK_OF_BYTES),
+    "lane_sums.cuh": (SUM_OF_LANES,),
 }
 """Files that generated text calls functions of, by name."""
 

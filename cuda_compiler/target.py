@@ -16,14 +16,14 @@ from cuda_compiler.images.back_to_back import loads_results
 from cuda_compiler.images.convolution import loads_convolution, multiplies_codes
 from cuda_compiler.images.image_packing import filter_layout
 from cuda_compiler.images.pooled_windows import loads_produced
-from cuda_compiler.maps import lower_elementwise
+from cuda_compiler.products.bulk import loads_unscaled
 from cuda_compiler.products.byte_products import loads_bytes
 from cuda_compiler.products.few_rows import loads_rows
 from cuda_compiler.products.grouped_matvec import loads_grouped_codes
 from cuda_compiler.products.matmul import loads_codes
 from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.products.packed import loads_packed
-from cuda_compiler.rows import lower_rows
+from cuda_compiler.rows import lower_map
 from cuda_compiler.scatter import loads_values
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
@@ -33,7 +33,6 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Paired
 from npu_compiler.lowering.target import CodegenTarget, Lowering
-from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, channels_last, dense
 
 __all__ = ["CUDATarget"]
@@ -64,7 +63,7 @@ class CUDATarget(CodegenTarget):
             return True
         return any(
             loads(group, position, operand, self.device)
-            for loads in (loads_rows, loads_coded_rows, loads_produced, loads_results)
+            for loads in (loads_rows, loads_coded_rows, loads_produced, loads_results, loads_unscaled)
         )
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
@@ -74,4 +73,4 @@ class CUDATarget(CodegenTarget):
         return [*lower_shared(groups, lowering)]
 
     def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
-        return lower_rows(group, lowering) if has_reduce(group.expr) else lower_elementwise(group, lowering)
+        return lower_map(group, lowering)

@@ -213,7 +213,8 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     """The division, as found by trial on one H200: as few blocks of threads for a text as keep multiprocessors busy.
 
     All of them run at once, with as many pieces on their way in a multiprocessor. One that is alone there has two for
-    each warp, so that one is computed while another arrives.
+    each warp, so that one is computed while another arrives; or twice as many warps, where two of a cluster would share
+    it.
     """
     coded, sets = are_coded_pages(problem), ceil_div(problem.shared * problem.rows, 8)
     texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // PIECE
@@ -228,6 +229,8 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
         warps, depth = (warps, depth // 2) if depth > least_depth else (warps // 2, depth)
     while cluster > 1 and cluster // 2 * warps >= pieces:
         cluster //= 2
+    if cluster > 1 and resident == _RESIDENT and not coded:
+        cluster, warps, resident = cluster // 2, 2 * warps, 1  # fewer parts to put together
     most = resident * held[cluster] // (texts * cluster)
     alone, enough = (_ALONE * cluster * warps, cluster * warps) if most > 1 else (_LONG * cluster, _LONG * cluster)
     clusters = min(ceil_div(pieces, enough), _MAX_CLUSTERS, most if most > 1 else _MAX_CLUSTERS)

@@ -6,16 +6,28 @@
 // of 16 rows; the first steps of their codes are copied before the grid ahead of this one has finished. Grid: tiles in
 // turns in x.
 constexpr int PART_ROW = TILE + 4, PARTS = 2 * BLOCK_WARPS * PART_ROW; // a warp's sums; tiles take turns
-constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES, TEAM = 32 * WARPS_K;
-constexpr int DIGITS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, UNITS_AT = DIGITS_AT + 2 * DIGIT_ROW;
+constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES;
+constexpr int SCALED_AT = BLOCK_WARPS * STAGES * STAGE_BYTES;
+constexpr int DIGITS_AT = SCALED_AT + TEAMS * SCALED_TILES * SCALED_BYTES, UNITS_AT = DIGITS_AT + 2 * DIGIT_ROW;
 constexpr int PARTS_AT = UNITS_AT + COMMON / UNIT * 8, COMPUTED_AT = PARTS_AT + PARTS * 4;
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 typedef TensorCores<PairOfCodes<code_t>> Integers;
 
+// Eight neighbours of a vector in memory.
+__device__ __forceinline__ float load_octet(const vector_t* source, float (&value)[8])
+{
+    Pack<vector_t, 8> given = load_pack<8>(source);
+    #pragma unroll
+    for (int u = 0; u < 8; ++u) {
+        value[u] = float(given[u]);
+    }
+    return 0.0f;
+}
+
 // Adds the products of a bundle, the first or the second of a step, to a lane's sums of two rows.
 __device__ __forceinline__ void multiply_bundle(
-    float (&sum)[2], const unsigned char* stage, const Vector& vector, int tile, int at, int second, const Params& p)
+    float (&sum)[2], const unsigned char* stage, const unsigned char* scaled, const Vector& vector, int at, int second)
 {
     int lane = int(threadIdx.x) % 32, quad = lane % 4, row = lane / 4;
     int column = lane / 4, member = column / 2; // as this lane has them of the second operand
@@ -52,7 +64,7 @@ __device__ __forceinline__ void multiply_bundle(
                 number[digit] = __int_as_float(both) - WHOLE_FLOATS;
             }
         }
-        const Scales scales(stage, tile, row + side * 8, at, second, quad, p);
+        const Scales scales(scaled, row + side * 8, at, quad);
         float value = own.x * (256.0f * number[0] + number[1]);
         if (ZEROS || ZERO != 0) {
             value += scales.zero * own.y;
@@ -72,6 +84,15 @@ __device__ __forceinline__ float sum_of_warps(const float* parts, int team, int 
     return sum;
 }
 
+#if FACTOR
+// What all numbers of the vector are yet to be multiplied by, from what each warp has of their row's sum.
+__device__ __forceinline__ float factor_of(const float* parts)
+{
+    int lane = int(threadIdx.x) % 32;
+    return row_factor(warp_sum<32>(lane < BLOCK_WARPS ? parts[lane] : 0.0f));
+}
+#endif
+
 // Waits for the other warps that share a tile.
 __device__ __forceinline__ void wait_for_team(int team)
 {
@@ -84,23 +105,19 @@ __device__ __forceinline__ void wait_for_team(int team)
 
 // A tile's sums in this warp's part of k.
 __device__ __forceinline__ void multiply_tile(
-    float* part, unsigned char* stages, int& stage, Ring& ring, const Vector& vector, int tile, int further,
-    const Params& p)
+    float* part, unsigned char* stages, int& stage, const unsigned char* scaled, Ring& ring, const Vector& vector,
+    int further, const Params& p)
 {
     int lane = int(threadIdx.x) % 32;
-    float sum[2] = {}, row_scale[2] = {1.0f, 1.0f};
+    float sum[2] = {};
     #pragma unroll 1
     for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
         unsigned char* codes = stages + stage * STAGE_BYTES;
         wait_for_copies<STAGES - 1>();
         __syncwarp();
-        multiply_bundle(sum, codes, vector, tile, bundle, 0, p);
+        multiply_bundle(sum, codes, scaled, vector, bundle, 0);
         if (STEP == 2 && bundle + 1 < ring.last) {
-            multiply_bundle(sum, codes, vector, tile, bundle + 1, 1, p);
-        }
-        if (ONE_GROUP && bundle + STEP >= ring.last) {
-            row_scale[0] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4]);
-            row_scale[1] = float(reinterpret_cast<const scale_t*>(codes + SCALES_AT)[lane / 4 + 8]);
+            multiply_bundle(sum, codes, scaled, vector, bundle + 1, 1);
         }
         __syncwarp(); // all lanes have read what is overwritten
         ring.fill(codes, further, p);
@@ -108,9 +125,10 @@ __device__ __forceinline__ void multiply_tile(
     }
     #pragma unroll
     for (int side = 0; side < 2; ++side) {
-        float total = warp_sum<4>(sum[side] * row_scale[side]); // of lanes that have other units
+        float total = warp_sum<4>(sum[side]); // of lanes that have other units
+        int row = side * 8 + lane / 4;
         if (lane % 4 == 0) {
-            part[side * 8 + lane / 4] = total;
+            part[row] = ONE_GROUP ? total * Scales::of_row(scaled, row, 0) : total;
         }
     }
 }
@@ -121,11 +139,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
 {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     int warp = int(threadIdx.x) / 32, team = warp / WARPS_K, share = warp % WARPS_K, member = int(threadIdx.x) % TEAM;
-    int further = int(gridDim.x) * TEAMS;
+    int begin = int(blockIdx.x) + int(gridDim.x) * team, further = int(gridDim.x) * TEAMS;
     hurry_next_grid();
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
-    Ring ring{{matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
-    ring.seek(int(blockIdx.x) + int(gridDim.x) * team);
+    unsigned char* scaled = dynamic_shared + SCALED_AT + team * SCALED_TILES * SCALED_BYTES;
+    Ring ring{{matrix, scales, zeros}, scaled, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
+    ring.seek(begin);
     #pragma unroll 1
     for (int stage = 0; stage < STAGES; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);
@@ -134,30 +153,51 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     const Vector digits{
         reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),
         reinterpret_cast<float2*>(dynamic_shared + UNITS_AT)};
-#if PROLOGUE
-    vector_t* computed = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
-    compute_row(0, int(threadIdx.x), computed, VECTOR_ARGUMENTS p);
-    __syncthreads();
-    digits.make(computed);
+#if PROLOGUE == 2
+    float part = digits.make([&](int c, float(&value)[8]) { return row_octet(c, value, VECTOR_ARGUMENTS p); });
 #else
-    digits.make(vector);
-#endif
+#if PROLOGUE
+    vector_t* vector = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
+    compute_row(0, int(threadIdx.x), vector, VECTOR_ARGUMENTS p);
     __syncthreads();
-    int turn = 0, stage = 0;
-    for (int tile = int(blockIdx.x) + int(gridDim.x) * team; tile < p.tiles; tile += further, turn ^= 1) {
+#endif
+    digits.make([&](int c, float(&value)[8]) { return load_octet(vector + c, value); });
+#endif
+#if FACTOR
+    __shared__ float row_parts[BLOCK_WARPS];
+    part = warp_sum<32>(part);
+    if (threadIdx.x % 32 == 0) {
+        row_parts[warp] = part;
+    }
+#endif
+    wait_for_copies<STAGES - 1>(); // the first tile's scales, which all of a team copy
+    __syncthreads();
+    int turn = 0, stage = 0, slot = 0;
+    float factor = FACTOR ? 0.0f : 1.0f; // of the vector's row; found while codes arrive
+    for (int tile = begin; tile < p.tiles; tile += further, turn ^= 1, slot = next_scaled(slot)) {
         float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * BLOCK_WARPS * PART_ROW;
         int first = member * VALUES, at = (tile * TILE + first) / PAIRS;
         Fetched fetched;
         if (member < ITEMS) {
             fetched = fetch(0, 0, at, EPILOGUE_ARGUMENTS p);
         }
-        multiply_tile(parts + warp * PART_ROW, stages, stage, ring, digits, tile, further, p);
+        if (WARPS_K > 1 && tile != begin) {
+            wait_for_copies<STAGES - 1>();
+            wait_for_team(team);
+        }
+        const unsigned char* own = scaled + slot * SCALED_BYTES;
+        multiply_tile(parts + warp * PART_ROW, stages, stage, own, ring, digits, further, p);
         wait_for_team(team);
+#if FACTOR
+        if (factor == 0.0f) {
+            factor = factor_of(row_parts);
+        }
+#endif
         if (member < ITEMS) {
             float value[VALUES];
             #pragma unroll
             for (int u = 0; u < VALUES; ++u) {
-                value[u] = sum_of_warps(parts, team, first + u);
+                value[u] = sum_of_warps(parts, team, first + u) * factor;
             }
             store(value, fetched, 0, 0, at, out, EPILOGUE_ARGUMENTS p);
         }

@@ -1,16 +1,17 @@
-// Codes of a product as integers, on their way in shared memory: each warp has STAGES steps of a tile of
-// its own. Along k a unit is UNIT codes, whose products add up as integers, a bundle four units, a step STEP bundles.
-constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TILE = 16;
-constexpr int BUNDLES = COMMON / UNIT / 4, BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
+// Codes of a product as integers, on their way in shared memory: each warp has STAGES steps of its part of tiles, its
+// team the scales and zero points of whole tiles. Along k a unit is UNIT codes, whose products add up as integers, a
+// bundle four units, a step STEP bundles.
+constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TEAM = 32 * WARPS_K;
+constexpr int TILE = 16, BUNDLES = COMMON / UNIT / 4, BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
 constexpr int ROW_BYTES = COMMON * BITS / 8, BUNDLE_BYTES = 4 * UNIT * BITS / 8, STEP_BYTES = STEP * BUNDLE_BYTES;
-constexpr int SCALE_BYTES = (ONE_GROUP ? 1 : STEP * BUNDLE_GROUPS) * int(sizeof(scale_t)); // of a row's step
-constexpr int ZERO_BYTES = ZEROS ? (STEP * BUNDLE_GROUPS * ZERO_BITS / 8 + 3 + 3) / 4 * 4 : 0; // in whole words
-constexpr int SCALES_AT = TILE * STEP_BYTES, ZEROS_AT = SCALES_AT + TILE * SCALE_BYTES;
-constexpr int STAGE_BYTES = ZEROS_AT + TILE * ZERO_BYTES;
+constexpr int STAGE_BYTES = TILE * STEP_BYTES;
+constexpr int ROW_GROUPS = ONE_GROUP ? 1 : COMMON / GROUP, SCALE_BYTES = ROW_GROUPS * int(sizeof(scale_t)); // of a row
+constexpr int SCALE_ROW = SCALE_BYTES + (SCALE_BYTES % 64 ? 0 : 16); // neighbours begin in other banks
+constexpr int ZEROS_AT = TILE * SCALE_ROW, SCALED_BYTES = ZEROS_AT + TILE * ZERO_ROW; // of a tile
 constexpr int PAIRS_OF_CHUNKS = BUNDLE_BYTES / 32, PRODUCTS = UNIT / 32; // of a bundle's row; of a unit
 constexpr bool SPLIT = BITS == 4 && UNIT == 64; // the upper halves of bytes are multiplied apart, 16 times as large
 static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
-static_assert(STEP_BYTES % 128 == 0 && STAGE_BYTES % 16 == 0, "rows of shared memory that lanes read side by side");
+static_assert(STEP_BYTES % 128 == 0, "rows of shared memory that lanes read side by side");
 
 struct Parts {
     const uint8* matrix;
@@ -21,16 +22,19 @@ struct Parts {
 // Rows of a stage have their chunks in another order each, so that eight of them are read from different banks.
 __device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & 7) * 16; }
 
-// A warp's codes on their way to shared memory, with their scales and zero points.
+// The place of the next tile's scales, which tiles take in turns.
+__device__ __forceinline__ int next_scaled(int slot) { return slot + 1 == SCALED_TILES ? 0 : slot + 1; }
+
+// A warp's codes on their way to shared memory, with its part of the scales and zero points of its team.
 struct Ring {
     Parts from;
+    unsigned char* scaled; // the team's tiles of scales
     int first, last;       // bundles of this warp
     int tile, bundle;      // what comes next
+    int slot;              // of its scales
     const uint8* codes;    // this lane's part of it
-    const scale_t* scales; // its groups in the row whose scales this lane copies
 
     static constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // of a row's step; rows of an access
-    static constexpr int ZERO_WORDS = ZERO_BYTES / 4;
     static_assert(CHUNKS <= 32, "a step of a row is one access of a warp at the most");
 
     // Goes to the beginning of a tile, which may be behind the last one.
@@ -41,10 +45,6 @@ struct Ring {
         bundle = first;
         codes = from.matrix + (long long)(tile * TILE + lane / CHUNKS) * ROW_BYTES;
         codes += bundle * BUNDLE_BYTES + lane % CHUNKS * 16;
-        if (!ONE_GROUP) {
-            scales = from.scales + (long long)(tile * TILE + lane / STEP) * (COMMON / GROUP);
-            scales += (bundle + lane % STEP) * BUNDLE_GROUPS;
-        }
     }
 
     // Starts copying the next step, if there is one.
@@ -55,60 +55,42 @@ struct Ring {
             bool valid = STEP == 1 || bundle + byte / BUNDLE_BYTES < last;
             unsigned char* target = stage + row * STEP_BYTES;
             int place = place_in_row(byte, row);
+            if (bundle == first) {
+                copy_scales();
+            }
             #pragma unroll
             for (int index = 0; index < TILE; index += TOGETHER) { // rows are sums of bits that no two of them have
                 const uint8* source = valid ? codes + index * ROW_BYTES : from.matrix;
                 copy_chunk(target + index * STEP_BYTES + place_in_row(place, index), source, valid);
             }
-            copy_scales(stage + SCALES_AT, lane);
-            if (ZEROS) {
-                copy_zeros(stage + ZEROS_AT, lane, p);
-            }
             bundle += STEP;
             codes += STEP_BYTES;
-            scales += ONE_GROUP ? 0 : STEP * BUNDLE_GROUPS;
             if (bundle >= last) {
                 seek(tile + further);
+                slot = next_scaled(slot);
             }
         }
         commit_copies();
     }
 
-    // Those of the step's groups; of whole rows with the last step.
-    __device__ __forceinline__ void copy_scales(unsigned char* target, int lane) const
+    // Those of the whole tile, which lie one after another, and of which each thread of the team copies some.
+    __device__ __forceinline__ void copy_scales() const
     {
-        if (ONE_GROUP) {
-            constexpr int ALL = TILE * int(sizeof(scale_t)) / 16;
-            if (bundle + STEP >= last && lane < ALL) {
-                copy_chunk(target + lane * 16, from.scales + tile * TILE + lane * (TILE / ALL), true);
-            }
-        } else {
-            constexpr int BYTES = SCALE_BYTES / STEP;
-            int row = lane / STEP, second = lane % STEP;
-            if (row < TILE && bundle + second < last) {
-                copy_part<BYTES>(target + row * SCALE_BYTES + second * BYTES, scales, BYTES);
-            }
+        constexpr int ALL = TILE * SCALE_BYTES / 16, ROW = SCALE_BYTES % 16 ? ALL : SCALE_BYTES / 16;
+        const unsigned char* scales = reinterpret_cast<const unsigned char*>(from.scales);
+        const unsigned char* zeros = reinterpret_cast<const unsigned char*>(from.zeros);
+        unsigned char* target = scaled + slot * SCALED_BYTES;
+        int member = int(threadIdx.x) % TEAM;
+        scales += (long long)(tile) * (TILE * SCALE_BYTES);
+        zeros += (long long)(tile) * (TILE * ZERO_ROW);
+        #pragma unroll 1
+        for (int chunk = member; chunk < ALL; chunk += TEAM) {
+            copy_chunk(target + chunk / ROW * (SCALE_ROW - SCALE_BYTES) + chunk * 16, scales + chunk * 16, true);
         }
-    }
-
-    // Zero points begin at any byte; whole words are copied, but for what is behind the last row.
-    __device__ __forceinline__ void copy_zeros(unsigned char* target, int lane, const Params& p) const
-    {
-        const uint8* bytes = reinterpret_cast<const uint8*>(from.zeros);
-        int end = p.outputs * p.zero_row;
-        #pragma unroll
-        for (int first_word = 0; first_word < TILE * ZERO_WORDS; first_word += 32) {
-            int index = first_word + lane, row = index / ZERO_WORDS, word = index % ZERO_WORDS;
-            int at = (zero_at(tile * TILE + row, bundle, p) & ~3) + word * 4, left = end - at;
-            if (TILE * ZERO_WORDS % 32 == 0 || row < TILE) {
-                copy_part<4>(target + index * 4, bytes + (left > 0 ? at : 0), left > 4 ? 4 : left > 0 ? left : 0);
-            }
+        #pragma unroll 1
+        for (int chunk = member; chunk < ZERO_ROW; chunk += TEAM) {
+            copy_chunk(target + ZEROS_AT + chunk * 16, zeros + chunk * 16, true);
         }
-    }
-
-    __device__ __forceinline__ static int zero_at(int row, int bundle, const Params& p)
-    {
-        return row * p.zero_row + bundle * (BUNDLE_GROUPS * ZERO_BITS / 8);
     }
 };
 
@@ -147,20 +129,23 @@ struct Codes {
 struct Scales {
     float scale, zero;
 
-    // Of a bundle's unit in a row of the stage; `at` is the bundle, and `second` its place in the step.
-    __device__ __forceinline__ Scales(
-        const unsigned char* stage, int tile, int row, int at, int second, int unit, const Params& p)
+    // Of a bundle's unit in a row of a tile, whose scales are given.
+    __device__ __forceinline__ Scales(const unsigned char* scaled, int row, int bundle, int unit)
         : scale(1.0f), zero(float(ZERO))
     {
-        int group = ONE_GROUP ? 0 : second * BUNDLE_GROUPS + unit * UNIT / GROUP; // of the step
+        int group = ONE_GROUP ? 0 : bundle * BUNDLE_GROUPS + unit * UNIT / GROUP;
         if (!ONE_GROUP) {
-            scale = float(reinterpret_cast<const scale_t*>(stage + SCALES_AT + row * SCALE_BYTES)[group]);
+            scale = of_row(scaled, row, group);
         }
         if (ZEROS) {
-            int first = Ring::zero_at(tile * TILE + row, at - second, p) & 3;
-            const unsigned char* bytes = stage + ZEROS_AT + row * ZERO_BYTES + first;
+            const unsigned char* bytes = scaled + ZEROS_AT + row * ZERO_ROW;
             int found = ZERO_BITS == 8 ? int(zero_t(bytes[group])) : bytes[group >> 1] >> (group & 1) * 4 & 15;
             zero = __int_as_float(found + __float_as_int(WHOLE_FLOATS)) - WHOLE_FLOATS;
         }
+    }
+
+    __device__ __forceinline__ static float of_row(const unsigned char* scaled, int row, int group)
+    {
+        return float(reinterpret_cast<const scale_t*>(scaled + row * SCALE_ROW)[group]);
     }
 };

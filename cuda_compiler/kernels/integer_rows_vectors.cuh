@@ -7,53 +7,61 @@ struct Vector {
     signed char* digits;
     float2* units;
 
-    // By all threads, which have 8 elements at a time.
-    __device__ __forceinline__ void make(const vector_t* source) const
+    // By all threads, which have 8 elements at a time: `octet` computes those from a place on, and returns what they
+    // add to a sum of all. Returns this thread's part of it.
+    template <typename Octet>
+    __device__ __forceinline__ float make(Octet octet) const
     {
         constexpr int OCTETS = COMMON / 8, ROUNDS = (OCTETS + THREADS - 1) / THREADS;
         constexpr int AT_ONCE = ROUNDS < 4 ? ROUNDS : 4; // so many loads wait for memory together
+        float part = 0.0f;
         #pragma unroll 1
-        for (int base = int(threadIdx.x); base / 32 * 32 < OCTETS; base += AT_ONCE * THREADS) {
-            Pack<vector_t, 8> given[AT_ONCE];
-            #pragma unroll
-            for (int each = 0; each < AT_ONCE; ++each) {
-                int octet = base + each * THREADS;
-                given[each] = load_pack<8>(source + (octet < OCTETS ? octet : 0) * 8);
-            }
-            #pragma unroll
-            for (int each = 0; each < AT_ONCE; ++each) {
-                make_octet(given[each], base + each * THREADS);
+        for (int round = 0; round < ROUNDS; round += AT_ONCE) {
+            int first = int(threadIdx.x) + round * THREADS;
+            if (first / 32 * 32 < OCTETS) {
+                float value[AT_ONCE][8];
+                #pragma unroll
+                for (int each = 0; each < AT_ONCE; ++each) {
+                    int place = first + each * THREADS;
+                    float added = octet((place < OCTETS ? place : 0) * 8, value[each]);
+                    part += place < OCTETS ? added : 0.0f;
+                }
+                #pragma unroll
+                for (int each = 0; each < AT_ONCE; ++each) {
+                    make_octet(value[each], first + each * THREADS);
+                }
             }
         }
+        return part;
     }
 
 private:
     // Numbers of a unit, whose octets neighbouring lanes have, get 14 bits and a sign where they are the largest.
-    __device__ __forceinline__ void make_octet(const Pack<vector_t, 8>& given, int octet) const
+    __device__ __forceinline__ void make_octet(const float (&given)[8], int octet) const
     {
         constexpr int SHARERS = UNIT / 8;
         float largest = 0.0f;
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            largest = greater(largest, __uint_as_float(__float_as_uint(float(given[u])) & 0x7fffffffu));
+            largest = greater(largest, fabsf(given[u]));
         }
         uint exponent = __float_as_uint(warp_max<SHARERS>(largest)) >> 23;
         bool is_number = exponent < 255;
         exponent = exponent < 14 ? 14 : exponent;
         float factor = __uint_as_float((267u - exponent) << 23); // times this, the largest is below 2^14
-        int sum = 0;
-        uint upper[8], lower[8];
+        constexpr float WHOLE = WHOLE_FLOATS + 128.0f; // so a number is its upper byte times 256 and the lower - 128
+        uint bits[8], sum = 0;
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            int bits = __float_as_int(float(given[u]) * factor + WHOLE_FLOATS);
-            sum += bits - __float_as_int(WHOLE_FLOATS);
-            lower[u] = uint(bits), upper[u] = uint(bits + 128) >> 8;
+            bits[u] = __float_as_uint(given[u] * factor + WHOLE);
+            sum += bits[u];
         }
-        float total = ZEROS || ZERO != 0 ? warp_sum<SHARERS>(float(sum)) : 0.0f;
+        sum -= 8 * __float_as_uint(WHOLE);
+        float total = ZEROS || ZERO != 0 ? warp_sum<SHARERS>(float(int(sum))) : 0.0f;
         if (octet < COMMON / 8) {
             signed char* unit = digits + octet / SHARERS * UNIT;
-            store_bytes(unit, octet % SHARERS, upper);
-            store_bytes(unit + DIGIT_ROW, octet % SHARERS, lower);
+            store_bytes<1>(unit, octet % SHARERS, bits, 0);
+            store_bytes<0>(unit + DIGIT_ROW, octet % SHARERS, bits, 0x80808080u);
             if (octet % SHARERS == 0) {
                 float scale = is_number ? __uint_as_float((exponent - 13u) << 23) : __uint_as_float(0x7fc00000u);
                 units[octet / SHARERS] = make_float2(scale, -scale * total);
@@ -62,17 +70,18 @@ private:
     }
 
     // Each lane reads its part of a unit's products from one place: of each product two words, with codes of four bits
-    // those of the lower halves of bytes first.
-    __device__ __forceinline__ static void store_bytes(signed char* unit, int octet, const uint (&byte)[8])
+    // those of the lower halves of bytes first. Of each number byte BYTE is taken, and bits of it are turned.
+    template <int BYTE>
+    __device__ __forceinline__ static void store_bytes(signed char* unit, int octet, const uint (&from)[8], uint turned)
     {
         constexpr int APART = BITS == 4 ? 2 : 1, SECOND = BITS == 4 ? 1 : 4;
         uint word[2];
         #pragma unroll
         for (int side = 0; side < 2; ++side) {
             int first = side * SECOND;
-            uint low = __byte_perm(byte[first], byte[first + APART], 0x0040);
-            uint high = __byte_perm(byte[first + 2 * APART], byte[first + 3 * APART], 0x0040);
-            word[side] = __byte_perm(low, high, 0x5410);
+            uint low = __byte_perm(from[first], from[first + APART], 0x0040 + BYTE * 0x11);
+            uint high = __byte_perm(from[first + 2 * APART], from[first + 3 * APART], 0x0040 + BYTE * 0x11);
+            word[side] = __byte_perm(low, high, 0x5410) ^ turned;
         }
         if (BITS == 4) {
             Pack<uint, 2> both;

@@ -8,21 +8,28 @@ from math import prod
 from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.extensions import TensorMap
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
-from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_tilings
+from cuda_compiler.devices import offers
+from cuda_compiler.products.bulk_tilings import BulkCosts, BulkTiling, bulk_tilings
 from cuda_compiler.products.product import are_along_k, fits_tiles
 from cuda_compiler.tiles.tiling import Asked
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
-from npu_compiler.dtypes import DType
+from npu_compiler.dtypes import BFLOAT16, DType
+from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.forms import Unscaled
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.row_factors import PART
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["MATMUL_BULK", "bulk_options", "lower_bulk", "bulk_values", "rows_argument"]
-__all__ += ["suits_bulk"]
+__all__ = ["MATMUL_BULK", "bulk_options", "bulk_values", "loads_unscaled", "lower_bulk", "rows_argument", "suits_bulk"]
 
 _ROWS = 9  # fewer are for kernels of few rows, or of threads that copy
+_FEW_ROWS = 16  # the most that those kernels take
 _GROUP = 32  # columns whose lines are ordered together
 _TAKEN = 8  # neighbours of a row that a thread has
+_LANES = 4  # whose neighbours follow each other
 
 MATMUL_BULK = KernelTemplate(
     "matmul_bulk",
@@ -37,15 +44,37 @@ MATMUL_BULK = KernelTemplate(
 )
 
 
+def loads_unscaled(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
+    """Whether rows are multiplied by their factors in an epilogue, and what these are made of is stored in another one.
+
+    So it is for as many rows as the device's data say; and for bfloat16, as rows without their factors may be beyond
+    the largest float16.
+    """
+    if not isinstance(operand, Unscaled) or operand.dtype != BFLOAT16 or not offers(device, WARPGROUPS):
+        return False
+    most = BulkCosts.of(device).factored_rows
+    products = [problem for problem in (group.problem, operand.made.problem) if isinstance(problem, Product)]
+    fits = all(fits_tiles(each) and suits_bulk(each) and each.is_stored for each in products)
+    return len(products) == 2 and fits and all(_FEW_ROWS < each.m <= most for each in products)
+
+
 def bulk_options(found: Product, asked: Asked, around: AnchoredGroup) -> list[CallOption]:
     """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
     if not fits_tiles(found) or not suits_bulk(found):
         return []
+    group = around.group
+    if group.followers and (not around.found.followers or _stored_together(around) != PART // _LANES):
+        return []  # lanes that store a part of a row do not have it at once
     kind = found.a.dtype
     return [
         CallOption(WARPGROUPS, (lower_bulk(found, around, tiling, kind, kind.name),))
         for tiling in bulk_tilings(asked, around.device)
     ]
+
+
+def _stored_together(around: AnchoredGroup) -> int:
+    """Results that a thread stores together."""
+    return around.pack_size(_TAKEN // around.group.pairs)
 
 
 def suits_bulk(found: Product) -> bool:
@@ -76,7 +105,7 @@ def lower_bulk(found: Product, around: AnchoredGroup, tiling: BulkTiling, unit: 
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return around.launch(launch, around.pack_size(_TAKEN // around.group.pairs))
+    return around.launch(launch, _stored_together(around))
 
 
 def bulk_values(found: Product, tiling: BulkTiling) -> dict[str, int]:

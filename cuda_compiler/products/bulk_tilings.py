@@ -118,6 +118,8 @@ class BulkCosts(FamilyConstants, family=BULK):
         add, add_result: Clocks for blocks to wait for each other, and to add a result.
         memory_bytes: Bytes of the right matrix that arrive from memory a clock.
         cache_bytes: Bytes of both that all multiprocessors get from the level-2 cache a clock.
+        factored_rows: The most rows at which factors of whole rows wait for epilogues, in place of a launch for a norm;
+            0 for none.
     """
 
     tiles: tuple[BulkTile, ...]
@@ -129,6 +131,7 @@ class BulkCosts(FamilyConstants, family=BULK):
     add_result: float
     memory_bytes: float = scaling("memory_a_clock")
     cache_bytes: float = scaling("cache_a_clock")
+    factored_rows: int = 0
 
 
 def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[BulkTiling]]:

@@ -19,6 +19,7 @@ WARPS = 8
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
 _SPAN = 32  # neighbours that four lanes have
 _WORDS = 4  # registers of a lane for its part of them
+_BEND = 8  # how sharply the pace of what is on its way bends to that of the memory
 _ROW_REGISTERS = 40  # for the rows that it computes
 
 
@@ -160,7 +161,7 @@ def _clocks(sizes: FewRows, work: Work, costs: FewRowsCosts, device: DeviceModel
     span_bytes = 2 * sizes.tiles * 32 * _WORDS * 4  # that a warp loads
     tile_bytes = WARPS * spans * span_bytes  # of a block
     on_their_way = running * WARPS * sizes.depth * span_bytes
-    fastest = min(device.memory_a_clock * costs.memory, on_their_way / costs.latency)
+    fastest = _pace(device.memory_a_clock * costs.memory, on_their_way / costs.latency)
     total = sizes.results(work) * sizes.cluster * tile_bytes
     left = of_busiest * tile_bytes - total / device.cores
     products = sizes.tiles * work.groups * costs.product  # of a span
@@ -170,6 +171,11 @@ def _clocks(sizes: FewRows, work: Work, costs: FewRowsCosts, device: DeviceModel
     ending = late + turns * costs.tile * work.groups + (of_busiest * costs.share if sizes.cluster > 1 else 0)
     streaming = max(total / fastest + left / costs.core_bytes, of_busiest * WARPS * spans * products)
     return costs.start + costs.latency + staged + streaming + ending
+
+
+def _pace(most: float, asked: float) -> float:
+    """Bytes a clock of a memory that gives so many at the most; fewer where no more than about these are asked for."""
+    return float((most**-_BEND + asked**-_BEND) ** (-1 / _BEND))
 
 
 def _tiles_of_busiest(sizes: FewRows, work: Work, clusters: int, device: DeviceModel) -> int:

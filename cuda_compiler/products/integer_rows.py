@@ -7,14 +7,16 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.octets import octet_prologue
 from cuda_compiler.packing import CHUNK
 from cuda_compiler.products.integer_rows_sizes import BUNDLE, TILE, Work, integer_rows_sizes
-from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
+from cuda_compiler.products.vectors import VECTOR_MACROS, Vectors, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
@@ -22,15 +24,14 @@ __all__ = ["INTEGER_ROWS", "integer_rows_options"]
 
 _GROUPS, _UNITS = (32, 64, 128), (64, 32)
 _ALIGNED = 16  # bytes of a copy
-_COPIED = (4, 8, 16)  # bytes that are copied of a bundle's scales
 _MOST_ZERO = 256
 
 INTEGER_ROWS = KernelTemplate(
     "integer_rows",
-    params="int outputs, tiles, zero_row",
+    params="int tiles",
     macros=(
-        "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO TEAMS WARPS_K STEP STAGES "
-        f"{VECTOR_MACROS}"
+        "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO_ROW ZERO "
+        f"TEAMS WARPS_K STEP STAGES SCALED_TILES FACTOR {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
@@ -52,15 +53,12 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
         return []
     blocks = sizes.blocks(work, device)
     parts = {"matrix": codes, "scales": codes.scale, "zeros": codes.zeros or codes}
-    vectors = vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
+    octets = _octets(vector, around.lowering, blocks)
+    vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     launch = EarlyLaunch(
         INTEGER_ROWS,
         grid=(blocks, 1, 1),
-        values={
-            "outputs": found.n,
-            "tiles": work.tiles,
-            "zero_row": 0 if codes.zeros is None else codes.zeros.strides[-1],
-        },
+        values={"tiles": work.tiles},
         macros={
             "vector_t": CUDA.storage[vector.dtype.name],
             "code_t": CUDA.storage[codes.number.name],
@@ -73,17 +71,21 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
             "ONE_GROUP": int(not work.group),
             "ZEROS": int(codes.zeros is not None),
             "ZERO_BITS": codes.zero_bits,
+            "ZERO_ROW": work.zero_row,
             "ZERO": int(codes.zero),
             "TEAMS": sizes.teams,
             "WARPS_K": sizes.warps_k,
             "STEP": work.step,
             "STAGES": sizes.stages,
+            "SCALED_TILES": sizes.scaled_tiles(work, device),
+            "FACTOR": 0,
             **vectors.macros,
+            **({"PROLOGUE": 2} if octets else {}),
         },
         inputs={**{name: part.argument for name, part in parts.items()}, **vectors.inputs},
         flops=found.flops,
         prologues=vectors.prologues,
-        shared_bytes=sizes.shared_bytes(work),
+        shared_bytes=sizes.shared_bytes(work, device),
         hurries=True,
     )
     return [CallOption(CLUSTERS, (around.launch(launch, store),))]
@@ -100,7 +102,7 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
     units = (unit for unit in _UNITS if not found.k % (BUNDLE * unit) and group % unit == 0)
     unit = next(units, None)
     constant = all(lowering.tensors[index].source is None for index in codes.reads())
-    if unit is None or not constant or not _suits(found, codes, group, unit):
+    if unit is None or not constant or not _suits(found, codes, group):
         return None
     return Work(
         outputs=found.n,
@@ -110,11 +112,17 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
         group=group,
         scale_bytes=codes.scale.dtype.size,
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
-        computed=found.k if is_computed else 0,
+        computed=found.k if is_computed and _octets(vector, lowering, 1) is None else 0,
     )
 
 
-def _suits(found: Product, codes: GroupedCodes, group: int, unit: int) -> bool:
+def _octets(vector: Matrix, lowering: Lowering, blocks: int) -> Vectors | None:
+    """The vector as what threads compute eight neighbours of by themselves, where the rest of its row allows that."""
+    prologue = octet_prologue(vector.operand, lowering, blocks) if isinstance(vector.operand, Computed) else None
+    return None if prologue is None else Vectors({}, {"vector": prologue})
+
+
+def _suits(found: Product, codes: GroupedCodes, group: int) -> bool:
     """Whether codes are integers, and they and what belongs to them lie as the kernel copies them: row behind row."""
     scale, zeros, groups = codes.scale, codes.zeros, found.k // group if group else 1
     integers = codes.number in (INT8, UINT8) and codes.bits in (4, 8) and codes.codebook is None and codes.bias is None
@@ -123,10 +131,10 @@ def _suits(found: Product, codes: GroupedCodes, group: int, unit: int) -> bool:
     in_rows = found.b.along * 8 == found.k * codes.bits and not codes.offset % _ALIGNED
     scaled = scale.dtype in (FLOAT16, BFLOAT16, FLOAT32) and scale.strides[-1] == groups
     scaled = scaled and (not group or scale.strides[-2] == 1) and not scale.offset * scale.dtype.size % _ALIGNED
-    copied = not group or BUNDLE * unit // group * scale.dtype.size in _COPIED
-    if not (in_rows and scaled and copied):
+    if not (in_rows and scaled):
         return False
     if zeros is None:
         return codes.zero == int(codes.zero) and abs(codes.zero) <= _MOST_ZERO
     packed = codes.zero_bits in (4, 8) and zeros.dtype in (INT8, UINT8) and zeros.strides[-2] == 1
-    return bool(group) and packed and not zeros.offset % 4 and found.n * zeros.strides[-1] < 1 << 31
+    in_rows = zeros.strides[-1] == ceil_div(groups * codes.zero_bits, 8) and not zeros.offset % _ALIGNED
+    return bool(group) and packed and in_rows

@@ -18,6 +18,7 @@ BUNDLE = 4
 
 _CLOSE = 1.02  # what differs less from the quickest is as quick
 _LINE = 128  # bytes of shared memory that eight rows are read from at a time
+_BANKS = 16  # bytes between rows that would begin in the same one
 _BARRIERS = 16  # of a block, one of which all threads share
 
 
@@ -80,17 +81,25 @@ class Work:
         return max(1, _LINE // (BUNDLE * self.unit * self.bits // 8))
 
     @property
+    def zero_row(self) -> int:
+        """Bytes of a row's zero points."""
+        return ceil_div(self.k // self.group * self.zero_bits, 8) if self.group else 0
+
+    @property
     def stage_bytes(self) -> int:
-        """Of a step's codes and what belongs to them; as in integer_rows_codes.cuh."""
-        codes = self.step * BUNDLE * self.unit
-        groups = codes // self.group if self.group else 1
-        zeros = ceil_div(groups * self.zero_bits // 8 + 3, 4) * 4 if self.zero_bits else 0
-        return TILE * (codes * self.bits // 8 + groups * self.scale_bytes + zeros)
+        """Of a step's codes; as in integer_rows_codes.cuh."""
+        return TILE * self.step * BUNDLE * self.unit * self.bits // 8
+
+    @property
+    def scaled_bytes(self) -> int:
+        """Of a tile's scales and zero points in shared memory; as in integer_rows_codes.cuh."""
+        row = (self.k // self.group if self.group else 1) * self.scale_bytes
+        return TILE * (row + (0 if row % 64 else _BANKS) + self.zero_row)
 
     @property
     def all_bytes(self) -> int:
         """Of the matrix and what belongs to it."""
-        return self.tiles * ceil_div(self.bundles, self.step) * self.stage_bytes
+        return self.tiles * (ceil_div(self.bundles, self.step) * self.stage_bytes + self.scaled_bytes)
 
 
 @dataclass(frozen=True)
@@ -128,11 +137,17 @@ class IntegerRows:
         """Bytes that all blocks have on their way."""
         return self.blocks(work, device) * self.warps * self.stages * work.stage_bytes
 
-    def shared_bytes(self, work: Work) -> int:
+    def scaled_tiles(self, work: Work, device: DeviceModel) -> int:
+        """Tiles of a team whose scales are at hand or on their way: the present one, and those that codes come of."""
+        least = ceil_div(work.bundles // self.warps_k, work.step)
+        return min(self.turns(work, device), ceil_div(self.stages, least) + 1)
+
+    def shared_bytes(self, work: Work, device: DeviceModel) -> int:
         """Dynamic shared memory of a block; as in integer_rows.cuh."""
         vector = 2 * (work.k + 64) + work.k // work.unit * 8
         parts = 2 * 4 * self.warps * (TILE + 4)
-        return self.warps * self.stages * work.stage_bytes + vector + parts + 2 * work.computed
+        scales = self.teams * self.scaled_tiles(work, device) * work.scaled_bytes
+        return self.warps * self.stages * work.stage_bytes + scales + vector + parts + 2 * work.computed
 
 
 def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
@@ -160,7 +175,10 @@ def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[
             one = IntegerRows(teams, warps_k, 1)
             for stages in range(1, one.turns(work, device) * one.steps(work) + 1):
                 found = IntegerRows(teams, warps_k, stages)
-                if found.shared_bytes(work) > costs.shared_bytes or found.in_flight(work, device) > costs.in_flight:
+                if (
+                    found.shared_bytes(work, device) > costs.shared_bytes
+                    or found.in_flight(work, device) > costs.in_flight
+                ):
                     break
                 if found.warps >= least:
                     yield found

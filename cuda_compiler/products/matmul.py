@@ -8,7 +8,6 @@ from math import prod
 from cuda_compiler.anchors import AnchoredGroup, anchor_launch
 from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL, WARPGROUPS
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.bulk import bulk_options, lower_bulk, suits_bulk
 from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes_of, in_pairs
 from cuda_compiler.products.codes import CODE_MACROS, code_function
@@ -18,7 +17,8 @@ from cuda_compiler.products.integer_rows import integer_rows_options
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.packed import packed_options
 from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
-from cuda_compiler.rows import lower_rows
+from cuda_compiler.row_values import with_row_value
+from cuda_compiler.rows import lower_map, lower_rows
 from cuda_compiler.tiles.lowering import (
     bytes_of_a_result,
     close_tilings,
@@ -37,6 +37,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Call, Load
 
 __all__ = ["MATMUL", "MATMUL_PLAIN", "loads_codes", "lower_matmul"]
@@ -120,15 +121,26 @@ def _any_rows(found: Product, around: AnchoredGroup) -> list[CallOption]:
 
 def _options(found: Product, around: AnchoredGroup) -> list[CallOption]:
     """The launches worth trying where both operands are numbers in memory; the last one is for any device."""
-    asked, device = _asked(found, around), around.device
-    tilings = close_tilings(asked, device, are_along_k(found))
-    options = bulk_options(found, asked, around)
-    by_warpgroups = [] if options else [tiling for tiling in tilings if tiling.requires]
-    if _suits_library(found, device):
+    asked, lowering = _asked(found, around), around.lowering
+    options = bulk_options(found, asked, with_row_value(around))
+    if not around.group.followers:
+        return [*options, *_other_options(found, asked, around, bool(options))]
+    alone = AnchoredGroup.of(changed(around.group, followers=()), lowering)
+    behind = [call for each in around.group.followers for call in lower_map(each, lowering)]
+    others = _other_options(found, asked, alone, bool(options))
+    return [*options, *(replace(option, calls=(*option.calls, *behind)) for option in others)]
+
+
+def _other_options(found: Product, asked: Asked, around: AnchoredGroup, has_quicker: bool) -> list[CallOption]:
+    """Those that the copy engine has no part in; `has_quicker` where there are others, but not for every device."""
+    tilings, valued = close_tilings(asked, around.device, are_along_k(found)), with_row_value(around)
+    by_warpgroups = [] if has_quicker else [tiling for tiling in tilings if tiling.requires]
+    options = []
+    if _suits_library(found, around.device):
         options.append(CallOption(LIBRARY, tuple(_lower_to_library(found, around.group, around.lowering))))
-    if options:  # there is a quicker way, but not on every device
+    if has_quicker or options:
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.requires))
-    return [*options, *(CallOption(tiling.requires, (_lower_tiled(found, around, tiling),)) for tiling in tilings)]
+    return [*options, *(CallOption(tiling.requires, (_lower_tiled(found, valued, tiling),)) for tiling in tilings)]
 
 
 def _coded_options(found: Product, around: AnchoredGroup) -> list[CallOption]:
@@ -199,7 +211,7 @@ def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[
     )
     if group.output.index == result.index:
         return [call]
-    return [call, *lower_elementwise(replace(group, problem=None), lowering)]
+    return [call, *lower_map(replace(group, problem=None), lowering)]
 
 
 def _own_traffic(found: Product) -> int:

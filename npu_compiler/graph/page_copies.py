@@ -5,20 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from npu_compiler.graph.ir_builder import IRBuilder
+from npu_compiler.graph.ir_builder import IRBuilder, IRTensor
 
 __all__ = ["page_read_ir", "page_write_ir", "staging_ir"]
 
 
-def staging_ir(inputs: Sequence[tuple[str, tuple[int, ...], str]]) -> dict[str, Any]:
+def staging_ir(inputs: Sequence[tuple[str, tuple[int, ...], str]], chosen: int = 0) -> dict[str, Any]:
     """IR that copies tensors: from memory that host and device see to memory of the device's own.
+
+    Where there are tokens that were ``chosen``, int64 [C], a row of the first tensor [R, 1] may be one of them: the
+    input ``sources`` int64 [R] says which, -1 for what the tensor holds. A choice that failed, which is negative, is 0.
 
     Args:
         inputs: Name, shape and data type of each; the outputs are called ``NAME_there``.
+        chosen: C; 0 for none.
     """
     graph = IRBuilder()
     given = [graph.input(*each) for each in inputs]
-    return graph.build("staging", [graph.same("clone.default", each, name=f"{each['name']}_there") for each in given])
+    copies = [graph.same("clone.default", each, name=f"{each['name']}_there") for each in given[bool(chosen) :]]
+    return graph.build("staging", [_first_or_chosen(graph, given[0], chosen), *copies] if chosen else copies)
+
+
+def _first_or_chosen(graph: IRBuilder, first: IRTensor, chosen: int) -> IRTensor:
+    rows, kind = first["shape"][0], first["dtype"]
+    sources, held = graph.input("sources", (rows,), "int64"), graph.input("chosen", (chosen,), "int64")
+    place = graph.same("clamp.default", sources, min=0, max=chosen - 1)
+    found = graph.add("index_select.default", "int64", (rows,), held, place, dim=0)
+    token = graph.same("clamp_min.default", found, min=0)
+    if kind != "int64":
+        token = graph.add("_to_copy.default", kind, (rows,), token, dtype=kind)
+    is_known = graph.compare("lt.Scalar", (rows,), sources, other=0)
+    taken = graph.add("where.self", kind, (rows,), is_known, graph.view(first, (rows,)), token)
+    return graph.add("view.default", kind, (rows, 1), taken, size=[rows, 1], name=f"{first['name']}_there")
 
 
 def page_read_ir(pools: Sequence[tuple[tuple[int, ...], str]], dtype: str) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class Epilogue:
     @cached_property
     def flops(self) -> int:
         """Its arithmetic."""
-        return flops_of([self.group.expr], prod(self.group.shape))
+        groups = self.group, *self.group.followers
+        return sum(flops_of([group.expr], prod(group.shape)) for group in groups)
 
 
 class KernelWriter(ABC):
@@ -158,7 +159,7 @@ def function(head: str, statements: Iterable[str], result: str) -> str:
 
 def pointer_parameters(operands: Operands, dialect: Dialect) -> str:
     """Parameters for the operands' pointers ``e0``, ``e1``... (after their prefix), each with a comma after it."""
-    kinds = (dialect.pointer_to(dtype) for _, dtype in operands.pointers)
+    kinds = (dialect.pointer_to(dtype, argument.writes) for argument, dtype in operands.pointers)
     return "".join(f"{kind} {operands.prefix}e{number}, " for number, kind in enumerate(kinds))
 
 

@@ -41,9 +41,12 @@ class Dialect:
     params: str = "const Params& p"
     encoders: Mapping[DType, str] = field(default_factory=dict)
 
-    def pointer_to(self, dtype: DType | None) -> str:
-        """Type of a pointer that an expression reads through; without a data type, to the record of faults."""
-        return self.faults if dtype is None else self.pointer.format(type=self.storage[dtype.name])
+    def pointer_to(self, dtype: DType | None, writes: bool = False) -> str:
+        """Type of a pointer that an expression reads through, or results go to; without a data type, to the record of
+        faults.
+        """
+        kind = self.faults if dtype is None else self.pointer.format(type=self.storage[dtype.name])
+        return kind.replace("const ", "") if writes else kind
 
     def register(self, dtype: DType) -> str:
         """Type of a value in a register: all floating point is float32, small integers are int."""

@@ -50,6 +50,8 @@ class Group:
         index: For a scatter, over `shape`: the value goes `index * index_stride` elements behind its place in `view`.
         added: Another problem of the same shape, whose result is added to that of `problem` before `expr`.
         beside: Another tensor that it stores, [..., 1], and its expression, the same all along a row of `shape`.
+        followers: Groups without problems that read its output, and nothing else that is made for them; its step stores
+            their results, too.
     """
 
     output: TracedTensor
@@ -62,6 +64,7 @@ class Group:
     index_stride: int = 0
     added: Added | None = None
     beside: tuple[TracedTensor, Expr] | None = None
+    followers: tuple[Group, ...] = ()
 
     @classmethod
     def of(cls, problem: Problem) -> Group:
@@ -120,9 +123,12 @@ class Group:
         return self._reads
 
     def stores(self) -> tuple[int, ...]:
-        """Indices of the tensors that it stores, or stores a part of: its own, and those of operands that it makes."""
+        """Indices of the tensors that it stores, or stores a part of: its own, those of operands that it makes, and
+        those of its followers.
+        """
         operands = () if self.problem is None else self.problem.operands
-        return (self.output.index, *(index for operand in operands for index in operand.stores()))
+        made = [index for operand in operands for index in operand.stores()]
+        return (self.output.index, *made, *(follower.output.index for follower in self.followers))
 
     def times_read(self, index: int) -> int:
         """As how many operands, and loads of its expressions, it reads a tensor."""
@@ -140,6 +146,8 @@ class Group:
         own = self.anchor.index if self.anchor is not None else -1
         exprs = [self.expr, *(() if self.index is None else (self.index,))]
         yield from (load.ref.tensor for expr in exprs for load in leaves(expr) if load.ref.tensor != own)
+        for follower in self.followers:
+            yield from (index for index in follower.reads() if index != self.output.index)
 
     @cached_property
     def is_elementwise(self) -> bool:

@@ -17,7 +17,7 @@ from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View, collapse
 
-__all__ = ["MAX_ELEMENTS", "Operands", "Pointer", "Walks", "check_size", "merge_groups", "merge_rows"]
+__all__ = ["MAX_ELEMENTS", "Merge", "Operands", "Pointer", "Walks", "check_size", "merge_groups", "merge_rows"]
 
 MAX_ELEMENTS = 1 << 31
 

@@ -18,6 +18,7 @@ from npu_compiler.lowering.operand_forms import with_operand_forms
 from npu_compiler.lowering.placement import Placement
 from npu_compiler.lowering.produced import with_produced_operands
 from npu_compiler.lowering.repeats import Repeats
+from npu_compiler.lowering.row_factors import with_factors_behind
 from npu_compiler.lowering.schedule import find_in_place, schedule
 from npu_compiler.lowering.sums import with_added_anchors
 from npu_compiler.lowering.target import CodegenTarget, Lowering
@@ -59,6 +60,7 @@ def plan_graph(
     groups = with_operand_forms(groups, trace.tensors, stored, target.loads)
     groups = with_added_anchors(groups, stored, target.loads)
     groups = with_produced_operands(groups, stored, target.loads)
+    groups = with_factors_behind(groups, trace, stored, target.loads)
     numbers = note_of_stored(groups, stored, makers_of_numbers(graph), target.name)
     lowering = Lowering(trace.tensors, target.device)
     repeats = Repeats(lowering)

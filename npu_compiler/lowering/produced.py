@@ -48,7 +48,7 @@ def with_produced_operands(
 
 def _is_all_of(operand: Operand, made: Group) -> bool:
     """Whether an operand is what a problem gives, element by element, and that reads nothing but memory."""
-    if made.problem is None or made.index is not None or made.beside is not None:
+    if made.problem is None or made.index is not None or made.beside is not None or made.followers:
         return False
     whole = type(operand) is Operand and made.pairs == 1 and operand.view.same_elements(made.view)
     return whole and made.problem.is_stored

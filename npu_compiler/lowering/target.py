@@ -207,7 +207,7 @@ class CodegenTarget(ABC):
             group: The group, the operands of its problem in the forms decided so far.
             position: The operand's, or the number of operands for what is added to the problem's result, and for that.
             operand: The form in question: `Computed`, `GroupedCodes`, `Dequantised`, `Scattered`, `Produced`,
-                `Added` or `Paired`.
+                `Unscaled`, `Added` or `Paired`.
         """
         return False
 

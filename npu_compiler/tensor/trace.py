@@ -75,7 +75,7 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What the kernel of another tensor stores as well: a number for each of its rows.
+    """What the kernel of another tensor stores as well: numbers for each of its rows.
 
     Attributes:
         of: The other tensor, whole.

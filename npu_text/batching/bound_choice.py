@@ -53,8 +53,7 @@ class LaneText:
     @cached_property
     def is_penalised(self) -> bool:
         """Whether it has penalties."""
-        sampling = self.sampling
-        return (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0)
+        return self.sampling.is_penalised
 
 
 class LaneGroup:

@@ -25,7 +25,7 @@ from npu_compiler.graph.lane_tokens import (
 )
 from npu_compiler.integers import ceil_div
 from npu_compiler.tensor.layout import BufferSpec, dense
-from npu_runtime.backend import Recording
+from npu_runtime.backend import DeviceBuffer, Recording
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
@@ -88,7 +88,7 @@ class LaneChooser:
         """Prepares for texts; functions are compiled when they are first asked for.
 
         Args:
-            device: Where logits are.
+            device: Where logits are, there or on siblings.
             vocabulary: How many tokens there are.
             kind: Data type of the logits.
             lanes: How many texts there are at once, at most.
@@ -100,7 +100,7 @@ class LaneChooser:
         self._views: dict[str, NDArray[Any]] = {}
         self._executors: dict[tuple[object, ...], Executor] = {}
         self._calls: dict[tuple[object, ...], tuple[NPUBuffer, BoundChoice, Recording]] = {}
-        self._workspace = Workspace(device.backend)  # calls come one after another
+        self._workspaces: dict[Device, Workspace] = {}  # calls of one device come one after another
         self._lock = Lock()
 
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
@@ -149,29 +149,35 @@ class LaneChooser:
             raise InputError(f"given lanes {lanes.tolist()}, expected 0 to {self.lanes - 1}")
         return LaneGroup(lanes, [self._lanes[lane] for lane in lanes.tolist()], self.lanes)
 
-    def bind(self, logits: NPUBuffer, features: Collection[Feature]) -> BoundChoice:
-        """A choice from the logits in a buffer [..., V], for engines that run it right behind what makes them.
+    def bind(self, logits: NPUBuffer, features: Collection[Feature], tokens: DeviceBuffer | None = None) -> BoundChoice:
+        """A choice from the logits in a buffer [..., V], for engines that run it right behind what makes them, there.
 
         Args:
             logits: Where they are, or will be.
             features: What it does; rows may ask for less.
+            tokens: Visible memory for the tokens of all rows, int64 [R] or more; None for memory of its own.
         """
         asked = frozenset(features)
-        executor = self._choice(logits.shape, asked)
+        device = logits.device
+        executor = self._choice(device, logits.shape, asked)
         inputs, own, plans = {"logits": logits}, {}, []
         for spec in executor.plan.inputs:
             if spec.name in _TABLES:
-                inputs[spec.name] = NPUBuffer(self.device, self._table(spec.name).data, spec)
+                inputs[spec.name] = NPUBuffer(device, self._table(spec.name).data, spec)
             elif spec.name != "logits":
-                inputs[spec.name] = NPUBuffer(self.device, self.device.backend.allocate(spec.nbytes), spec)
+                inputs[spec.name] = NPUBuffer(device, device.backend.allocate(spec.nbytes), spec)
         if asked & _NEED_ROWS:
-            rows = self._rows(prod(logits.shape[:-1]), asked)
+            rows = self._rows(device, prod(logits.shape[:-1]), asked)
             own = {spec.name: self._visible(spec) for spec in rows.plan.inputs if spec.name not in _SETTINGS}
             settings = {spec.name: self._memory[spec.name] for spec in rows.plan.inputs if self._is_setting(spec)}
             made = {spec.name: inputs[spec.name] for spec in rows.plan.outputs}
             plans.append(rows.bind({**own, **settings}, made))
         states = {output for output, _ in executor.plan.state}
-        outputs = {spec.name: self._visible(spec) for spec in executor.plan.outputs if spec.name not in states}
+        outputs = {
+            spec.name: NPUBuffer(self.device, tokens, spec) if spec.name == "tokens" and tokens else self._visible(spec)
+            for spec in executor.plan.outputs
+            if spec.name not in states
+        }
         plans.append(executor.bind(inputs, outputs))
         return BoundChoice(plans, own, inputs.get("masks"), outputs, self.lanes)
 
@@ -193,7 +199,7 @@ class LaneChooser:
         key = id(logits), group.features(bool(masks))
         if key not in self._calls:
             bound = self.bind(logits, key[1])
-            self._calls[key] = logits, bound, self.device.backend.record(bound.plans)
+            self._calls[key] = logits, bound, logits.device.backend.record(bound.plans)
         _, bound, recording = self._calls[key]
         bound.put(group, np.array([row.position for row in rows]))
         if masks:
@@ -209,23 +215,25 @@ class LaneChooser:
 
         return finish
 
-    def _choice(self, shape: tuple[int, ...], features: frozenset[Feature]) -> Executor:
-        return self._prepared((shape, features), partial(lane_tokens_ir, shape, self.kind, self.lanes + 1, features))
+    def _choice(self, device: Device, shape: tuple[int, ...], features: frozenset[Feature]) -> Executor:
+        make = partial(lane_tokens_ir, shape, self.kind, self.lanes + 1, features)
+        return self._prepared(device, (shape, features), make)
 
-    def _rows(self, rows: int, features: frozenset[Feature]) -> Executor:
+    def _rows(self, device: Device, rows: int, features: frozenset[Feature]) -> Executor:
         asked = features & _NEED_ROWS
-        return self._prepared((rows, asked), partial(lane_rows_ir, rows, self.lanes + 1, asked))
+        return self._prepared(device, (rows, asked), partial(lane_rows_ir, rows, self.lanes + 1, asked))
 
-    def _prepared(self, key: tuple[object, ...], make: Callable[[], dict[str, Any]]) -> Executor:
-        """What runs a function, which is made when it is first asked for."""
+    def _prepared(self, device: Device, key: tuple[object, ...], make: Callable[[], dict[str, Any]]) -> Executor:
+        """What runs a function on a device, which is made when it is first asked for."""
         with self._lock:
-            if key not in self._executors:
-                self._executors[key] = self._compiled(make())
-            return self._executors[key]
+            if (device, *key) not in self._executors:
+                self._executors[device, *key] = self._compiled(device, make())
+            return self._executors[device, *key]
 
-    def _compiled(self, ir: dict[str, Any]) -> Executor:
-        program = compile(ir, self.device.target, ir["compute_dtype"])
-        return Executor(program, self.device, workspace=self._workspace)
+    def _compiled(self, device: Device, ir: dict[str, Any]) -> Executor:
+        program = compile(ir, device.target, ir["compute_dtype"])
+        workspace = self._workspaces.setdefault(device, Workspace(device.backend))
+        return Executor(program, device, workspace=workspace)
 
     def _visible(self, spec: BufferSpec) -> NPUBuffer:
         return NPUBuffer(self.device, self.device.backend.allocate_visible(spec.nbytes), spec)
@@ -256,7 +264,7 @@ class LaneChooser:
 
     def _write_row(self, name: str, lane: int, content: Mapping[int, float]) -> None:
         table, kind = self._table(name), _TABLES[name]
-        executor = self._prepared((name,), partial(lane_row_ir, self.lanes + 1, self.vocabulary, kind))
+        executor = self._prepared(self.device, (name,), partial(lane_row_ir, self.lanes + 1, self.vocabulary, kind))
         row = np.zeros((1, self.vocabulary), kind)
         row[0, list(content)] = list(content.values())
         spec = next(spec for spec in executor.plan.inputs if spec.name == "all")

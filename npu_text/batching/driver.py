@@ -36,6 +36,14 @@ class Status(NamedTuple):
     failure: str
 
 
+class _Asked(NamedTuple):
+    """A turn that was handed to the device, what waits for its step, and when that was."""
+
+    turn: Turn
+    step: Callable[[], Stepped] | None
+    started: float
+
+
 class Driver:
     """Runs texts on an engine, from a thread of its own.
 
@@ -55,7 +63,7 @@ class Driver:
 
         Args:
             engine: What computes.
-            deliver: Gets the news of a turn, in the thread, when the next turn has been handed to the device.
+            deliver: Gets the news of a turn, in the thread, when a later turn has been handed to the device.
             limits: Of the scheduler.
             observe: Is told each turn and how many seconds it took, in the thread.
         """
@@ -65,6 +73,8 @@ class Driver:
         self._stopping = False
         self._failure = ""
         self._filling: deque[tuple[Fill, Filling]] = deque()  # what may be under way, in the order of the launches
+        self._news = News()  # not told yet
+        self._absorbed = 0.0  # when the last turn was
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -121,27 +131,43 @@ class Driver:
             self._deliver([Event(text, finish=finish) for text in ended])
 
     def _turns(self) -> None:
-        news = News()
+        before: _Asked | None = None  # whose step may be under way
         while True:
+            if before is not None and not self.scheduler.is_ahead:
+                self._absorb(before, waits=before.step is None)
+                before = None
             with self._lock:
-                turn = self._next(patient=not (news or self._filling))
+                turn = self._next(patient=not (before or self._news or self._filling))
             if turn is None:
+                if before is not None and before.step is not None:
+                    before.step()
                 for _, filling in self._filling:
                     filling()
                 return
-            started = time.perf_counter()
-            step = self._launch(turn)
-            late = [Event(text, finish="late") for text in turn.late]
-            if news or late:
-                self._deliver([*news.events(), *late])
-            with self._lock:
-                self.scheduler.prepare()
-            stepped = None if step is None else step()
-            filled = self._filled(waits=step is None)
-            with self._lock:
-                news = self.scheduler.absorb(turn, filled, stepped)
-            if turn:
-                self._observe(turn, time.perf_counter() - started)
+            asked = _Asked(turn, self._launch(turn), time.perf_counter())
+            self._tell([Event(text, finish="late") for text in turn.late])
+            if before is not None:
+                self._absorb(before, waits=before.step is None and asked.step is None)
+                self._tell()  # the device has something to do
+            elif not turn:
+                self._absorb(asked, waits=True)
+            before = asked if turn else None
+
+    def _absorb(self, asked: _Asked, waits: bool) -> None:
+        """Waits for a turn's step, or if told to for the first of the prompts under way; the news are told later."""
+        stepped = None if asked.step is None else asked.step()
+        filled = self._filled(waits)
+        with self._lock:
+            self._news = self.scheduler.absorb(asked.turn, filled, stepped)
+        started, self._absorbed = max(asked.started, self._absorbed), time.perf_counter()
+        if asked.turn:
+            self._observe(asked.turn, self._absorbed - started)
+
+    def _tell(self, more: Sequence[Event] = ()) -> None:
+        """Delivers the news, and more."""
+        news, self._news = self._news, News()
+        if news or more:
+            self._deliver([*news.events(), *more])
 
     def _next(self, patient: bool) -> Turn | None:
         """The next turn; waits for one where nobody waits for news. None when it is time to stop."""

@@ -58,6 +58,11 @@ class LaneSampling:
     seed: int = 0
     best: int | None = None
 
+    @property
+    def is_penalised(self) -> bool:
+        """Whether choices depend on all tokens that the text has."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
 
 @dataclass(slots=True)
 class Chosen:
@@ -144,6 +149,9 @@ class LaneSteps(NamedTuple):
         pages: Of each lane, in order, those included that its tokens are written to.
         guesses: For each lane, the guess of the tokens behind; nothing at all where nobody guesses.
         masks: Who tells the tokens that may be chosen behind `tokens`, for the places where not all may.
+        sources: int64 [N], for a token that nobody knows yet the place, in the step before, of the lane whose choice it
+            is, and -1 for a token that `tokens` has; None where it has all. So a step may be asked for while the one
+            before runs, if that one has no guesses, and neither masks nor penalties depend on what it chooses.
     """
 
     lanes: NDArray[np.int64]
@@ -152,6 +160,7 @@ class LaneSteps(NamedTuple):
     pages: Sequence[tuple[int, ...]]
     guesses: Sequence[Sequence[int]] = ()
     masks: Sequence[tuple[MaskSource, int]] = ()
+    sources: NDArray[np.int64] | None = None
 
 
 class Stepped(NamedTuple):
@@ -221,15 +230,20 @@ class BatchEngine(Protocol):
 
         Returns:
             Waits for the result. Calls of this lane before it is called are queued behind this one, and so is all that
-            is filled in later; steps of other lanes may overtake it, any number of them.
+            is filled in later. Steps of other lanes may overtake it, any number of them, and it may overtake those that
+            were asked for before: no step that was not waited for may write to `pages`, nor to what they share.
         """
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
-        """The next tokens of several lanes.
+        """The next tokens of several lanes, behind the step before, which may not have been waited for.
 
         Returns:
-            Waits for the tokens. What was guessed wrongly is as if it had not been given.
+            Waits for the tokens; to be called before the step after the next one is asked for. What was guessed wrongly
+            is as if it had not been given.
         """
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copies a page, as it is behind what was asked for before, ahead of whatever is filled in next."""
+        """Copies a page, behind what was filled in so far and ahead of whatever is filled in next.
+
+        No step that was not waited for may write to either.
+        """

@@ -29,7 +29,7 @@ from npu_text.batching.choosing import LaneChooser, accepted
 from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.lane_sampling import check_sampling
 from npu_text.batching.scoring import TokenScorer
-from npu_text.batching.step_calls import Scene, StepCalls, StepResult, StepTurn, device_buffer, visible
+from npu_text.batching.step_calls import TURNS, Scene, StepCalls, StepResult, StepTurn, device_buffer, visible
 from npu_text.step_check import check_batch
 from npu_text.step_functions import ProgramFunctions, open_program
 
@@ -82,19 +82,32 @@ class PagedEngine:
         functions = ProgramFunctions(program, folder / spec.weights, device)
         self._beside = device.sibling()  # where prompts are filled in while texts go on
         fills = self._chunk.values()
+        rows = self.lanes * max(self.guess, 1)
+        self._chosen = [device.backend.allocate_visible(8 * rows) for _ in range(TURNS)]  # int64, by steps in turns
         executors = {  # all of them, ahead of any recording
             name: functions.executor(name, self._beside if name in fills else None) for name in batch.functions
         }
         pools = _pools(batch, executors[next(iter(executors))], device)
         self._functions = {
             name: StepCalls(
-                Scene(batch.functions[name], executor, pools, functions.weights, self.chooser, self.scorer, self.pages)
+                Scene(
+                    batch.functions[name],
+                    executor,
+                    pools,
+                    functions.weights,
+                    self.chooser,
+                    self.scorer,
+                    () if name in fills else self._chosen,
+                    self.pages,
+                )
             )
             for name, executor in executors.items()
         }
         self._copy = _PageCopy(self, self._beside, pools)
         self._tables = _LaneTables(self.lanes, batch.context // batch.page_tokens, batch.pages)
         self._group: LaneGroup | None = None  # of the last step
+        self._number = 0  # of the turn that the next step takes
+        self._steps: list[StepResult[Stepped] | None] = [None] * TURNS  # by their turns' numbers
         self._filling: dict[int, object] = {}  # lanes whose last fill may be under way, each with what waits for it
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
@@ -150,7 +163,7 @@ class PagedEngine:
         if part.choose:
             masks = [] if part.mask is None else [(part.mask, 0)]
             last = LaneSteps(lanes[end:], tokens[end:], positions[end:], pages[end:], masks=masks)
-            chosen = self._step(last)
+            chosen = self._steps[self._number] = self._step(last)
 
         def filled() -> Prefilled:
             scores = tuple(score for wait in waits for score in wait())
@@ -165,11 +178,11 @@ class PagedEngine:
             given = f"{count} lanes with up to {length} tokens"
             raise InputError(f"given {given}, expected 1 to {self.lanes} with up to {self.guess}")
         if length == 1:
-            return self._step(steps)
+            return self._launched(self._step(steps))
         turn = self._turn(count, self._check, steps)
         lanes = np.where(turn.positions[:count] < 0, self.lanes, steps.lanes[:, None]).reshape(-1)  # or nobody's
         masks = [(source, place * self.guess) for source, place in steps.masks]
-        result = turn.launch(self.chooser.group(lanes), turn.positions[:count].reshape(-1) + 1, masks)
+        result = self._launched(turn.launch(self.chooser.group(lanes), turn.positions[:count].reshape(-1) + 1, masks))
         return lambda: _accepted(steps, result(), self.guess)
 
     def _step(self, steps: LaneSteps) -> StepResult[Stepped]:
@@ -179,11 +192,20 @@ class PagedEngine:
             self._group = self.chooser.group(steps.lanes)
         return turn.launch(self._group, steps.positions + 1, steps.masks)
 
+    def _launched(self, result: StepResult[Stepped]) -> StepResult[Stepped]:
+        """The next step takes the other turn, and may go on from what this one chooses."""
+        self._steps[self._number] = result
+        self._number = (self._number + 1) % TURNS
+        return result
+
     def _turn(self, lanes: int, functions: Mapping[int, str], steps: LaneSteps) -> StepTurn:
         """The next turn of the function for the fewest lanes that hold these, with their step."""
         if self._filling and not self._filling.keys().isdisjoint(steps.lanes.tolist()):
             self.device.backend.wait_for(self._beside.backend)
-        turn = self._functions[next(name for most, name in functions.items() if most >= lanes)].turn()
+        before = self._steps[self._number]  # whose choices lie where this one's will
+        if before is not None:
+            before.settle()
+        turn = self._functions[next(name for most, name in functions.items() if most >= lanes)].numbered(self._number)
         self._tables.put(steps.lanes, steps.pages)
         turn.put(steps, self._tables.content)
         return turn
@@ -272,7 +294,7 @@ class _CopyTurn:
 
 
 class _PageCopy:
-    """Copies a page of every pool to another place, in the order of what is filled in, and behind the steps so far.
+    """Copies a page of every pool to another place, in the order of what is filled in.
 
     Steps do not wait for it: who reads the copy is filled in behind it.
     """
@@ -286,7 +308,6 @@ class _PageCopy:
         pools = {f"pool_{number}": pool for number, pool in enumerate(made)}
         pages = {spec.name: device_buffer(device, spec) for spec in read.plan.outputs}
         named = {spec.name: spec for executor in (read, write) for spec in executor.plan.inputs}
-        self._device, self._behind = device.backend, engine.device.backend
         self._turns: deque[_CopyTurn] = deque()  # the one that was launched longest ago first
         for _ in range(_COPIES):
             source_array, source = visible(device, named["source"])
@@ -300,5 +321,4 @@ class _PageCopy:
         self._turns.rotate(-1)
         turn.launched()
         turn.source[0], turn.target[0] = source, target
-        self._device.wait_for(self._behind)
         turn.launched = turn.recording.launch()

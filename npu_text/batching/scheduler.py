@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from typing import TypeVar
@@ -35,7 +36,8 @@ class Scheduler:
     """Gives out the lanes and pages of an engine.
 
     One turn after the other: `next_turn`, whatever the device makes of it, `absorb`; `submit` and `cancel` at any time
-    between, from one thread. What `prepare` does while the device works is no work for the turn that follows.
+    between, from one thread. Where it `is_ahead`, a turn may be asked for before the one before is absorbed. A text
+    that ends in that one, and nobody knew it, has a step too many then, of which nothing is kept.
 
     Attributes:
         pool: The pages.
@@ -55,8 +57,10 @@ class Scheduler:
         self._waiting_count = 0
         self._filling: list[Text] = []  # those among them that have ended leave with their last part under way
         self._under_way = 0  # tokens of prompts
-        self._running = RunningTexts(engine.page_tokens)
+        self._running = RunningTexts(engine.page_tokens, engine.guess)
+        self._asked: deque[Turn] = deque()  # with steps that nobody has absorbed
         self._some_ended = False  # of those that run
+        self._leaving: list[Text] = []  # those among them that have a step under way
         self._serials = count()
 
     @property
@@ -67,7 +71,7 @@ class Scheduler:
     @property
     def lanes(self) -> list[Text | None]:
         """Who has which lane."""
-        taken = {text.lane: text for text in (*self._filling, *self._running.texts)}
+        taken = {text.lane: text for text in (*self._filling, *self._stepping())}
         return [taken.get(lane) for lane in range(self._engine.lanes)]
 
     @property
@@ -119,19 +123,21 @@ class Scheduler:
     def cancel(self, text: Text) -> None:
         """Ends a text; nothing where it has ended already.
 
-        Its lane and pages are free at once, or when the part of its prompt that is under way has run.
+        Its lane and pages are free at once, or when what is under way of it has run.
         """
         self._end(text, "cancelled")
 
     def end_all(self) -> list[Text]:
         """Ends all texts, as when the device failed and nothing is under way any more; gives them."""
-        texts = [text for _, _, text in self._waiting] + self._filling + self._running.texts
+        texts = [text for _, _, text in self._waiting] + self._filling
+        texts += self._stepping()
         texts = [text for text in texts if not text.finish]
         for text in texts:
             self.cancel(text)
-        for text in self._filling:
+        for text in (*self._filling, *self._leaving):
             self._leave(text)
-        self._filling, self._under_way = [], 0
+        self._filling, self._leaving, self._under_way = [], [], 0
+        self._asked.clear()
         self.pool.forget()
         return texts
 
@@ -142,7 +148,7 @@ class Scheduler:
             self._running.drop_ended()
             self._some_ended = False
         if self._running.texts:  # before what is admitted now
-            turn.steps, turn.running = self._steps(), self._running.texts
+            self._ask(turn)
         self._admit(turn)
         self._fill(turn)
         turn.alone = not self._under_way
@@ -164,9 +170,10 @@ class Scheduler:
             turn.fills.append(Fill(text, copies, self._part(text), length))
             text.parts += 1
 
-    def prepare(self) -> None:
-        """Has ready what the next step needs and does not depend on the tokens that this one chooses."""
-        self._running.make_room(1)
+    @property
+    def is_ahead(self) -> bool:
+        """Whether what runs needs nothing of the last turn to be asked for again."""
+        return self._running.unseen
 
     def absorb(self, turn: Turn, filled: Sequence[tuple[Fill, Prefilled]], stepped: Stepped | None) -> News:
         """What came of a turn. Texts that were cancelled meanwhile are left out.
@@ -251,12 +258,28 @@ class Scheduler:
             following=None if end == len(request.prompt) else request.prompt[end],
         )
 
+    def _ask(self, turn: Turn) -> None:
+        running = self._running
+        turn.steps, turn.running = self._steps(), running.texts
+        turn.full = np.flatnonzero(running.positions >= running.last).tolist()
+        running.asked()
+        self._asked.append(turn)
+
+    def _is_asked(self, text: Text) -> bool:
+        return any(text in turn.running for turn in self._asked)
+
+    def _stepping(self) -> list[Text]:
+        """Texts that run, those included that nothing will be asked for any more."""
+        asked = (text for turn in self._asked for text in turn.running)
+        return list(dict.fromkeys((*asked, *self._running.texts)))
+
     def _steps(self) -> LaneSteps:
         running = self._running
-        running.make_room(0)
+        running.make_room()
         guesses = self._guesses() if self._engine.guess > 1 else ()
         masks = [(grammar, place) for place in running.guided if (grammar := running.texts[place].request.grammar)]
-        return LaneSteps(running.lanes, running.tokens, running.positions, running.pages, guesses, masks)
+        sources = running.sources if (running.sources >= 0).any() else None
+        return LaneSteps(running.lanes, running.tokens, running.positions, running.pages, guesses, masks, sources)
 
     def _guesses(self) -> Sequence[Sequence[int]]:
         """How each text may go on, with room for it; nothing where nobody guesses."""
@@ -292,8 +315,8 @@ class Scheduler:
         return Event(text, (chosen,), finish, scores)
 
     def _after_step(self, turn: Turn, stepped: Stepped) -> News:
-        running, texts, tokens = self._running, turn.running, stepped.tokens
-        finishes = dict.fromkeys(np.flatnonzero(running.positions >= running.last).tolist(), "length")
+        texts, tokens = turn.running, stepped.tokens
+        finishes = dict.fromkeys(turn.full, "length")
         counts: dict[int, int] = {}
         for place, (text, token) in enumerate(zip(texts, tokens.tolist(), strict=True)):
             if text.finish:  # it was cancelled
@@ -302,14 +325,20 @@ class Scheduler:
             text.tokens.append(token)
             if token in text.request.stop:
                 finishes[place] = "stop"
-        for place in running.guided:
+        for _, place in turn.steps.masks if turn.steps else ():
             if place not in counts and (finish := _followed(texts[place])) and finishes.get(place) != "stop":
                 finishes[place] = finish
         more = self._add_guessed(turn, stepped, finishes, counts)
         if more:
             tokens = np.array([text.tokens[-1] for text in texts])
         self.counters.added_tokens += len(texts) + sum(count - 1 for count in counts.values())
-        running.go_on(tokens, more)
+        if turn is self._asked[-1]:
+            self._running.know(tokens, dict(more))
+        self._asked.remove(turn)
+        left = [text for text in self._leaving if not self._is_asked(text)]
+        self._leaving = [text for text in self._leaving if text not in left]
+        for text in left:
+            self._leave(text)
         for place, finish in finishes.items():
             self._end(texts[place], finish)
         return News((), texts, stepped, counts, finishes)
@@ -358,6 +387,9 @@ class Scheduler:
             return
         if text not in self._filling:
             self._some_ended = True
+            if self._is_asked(text):  # which writes to its pages
+                self._leaving.append(text)
+                return
         elif text.parts:  # which write to its pages
             return
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,7 +15,7 @@ from npu_compiler.errors import NPUError
 from npu_compiler.graph.lane_tokens import Feature
 from npu_compiler.graph.page_copies import staging_ir
 from npu_compiler.tensor.layout import BufferSpec
-from npu_runtime.backend import BoundPlan, Launched, Recording
+from npu_runtime.backend import BoundPlan, DeviceBuffer, Launched, Recording
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
@@ -25,25 +25,29 @@ from npu_text.batching.choosing import LaneChooser
 from npu_text.batching.engine import Chosen, LaneSteps, MaskSource, Prefill, Stepped
 from npu_text.batching.scoring import BoundScores, TokenScorer
 
-__all__ = ["Scene", "StepCalls", "StepResult", "StepTurn", "device_buffer", "visible"]
+__all__ = ["TURNS", "Scene", "StepCalls", "StepResult", "StepTurn", "device_buffer", "visible"]
 
 _Given = TypeVar("_Given")
-_TURNS = 2  # calls of a function that may be on their way at a time
+TURNS = 2  # steps that may be on their way at a time: one goes on from what the one before chooses
 _TURNS_BESIDE = 4  # of one that overlaps with others: several may be queued while steps go on
 _NOBODY = -1  # the position of what is nobody's
+_KNOWN = -1  # the source of a token that the host gives
+_TOKEN_BYTES = 8
 
 
 class Scene:
     """What the turns of a function share: memory on the device, and the plans around it.
 
-    Where the function runs on a sibling of the chooser's device it overlaps with what that does. Its choices are asked
-    for late, when the host has waited for the function, so that no step waits for it.
+    Where the function runs on a sibling of the chooser's device it overlaps with what that does, and so do its choices.
+    Neither waits for the other: a step never reads nor writes what is being filled in, and the other way round.
 
     Attributes:
         device: Where the function runs.
         overlaps: Whether that is a sibling.
         step: The function.
         idle: The page that nobody reads.
+        follows: Whether a call may take tokens that the turn before chooses, one of those with the other number.
+        around: Of the inputs that host and device see.
     """
 
     def __init__(
@@ -54,76 +58,72 @@ class Scene:
         weights: Weights,
         chooser: LaneChooser,
         scorer: TokenScorer,
+        chosen: Sequence[DeviceBuffer],
         idle: int,
     ) -> None:
         device = self.device = executor.device
-        self._beside = chooser.device.backend
-        self.overlaps = device.backend is not self._beside
+        self.overlaps = device.backend is not chooser.device.backend
+        self._chosen = tuple(chosen)
         self.step, self.idle = step, idle
         specs = {spec.name: spec for spec in executor.plan.inputs}
         self._names = [name for name in (step.tokens, step.positions, step.tables, step.last) if name]
         self.staged = [specs[name] for name in self._names]
+        self.follows = bool(self._chosen) and self.staged[0].shape[1] == 1
         given = [(f"input_{i}", spec.shape, str(spec.host_dtype)) for i, spec in enumerate(self.staged)]
-        self._staging = Executor(compile(staging_ir(given), device.target, chooser.kind), device)
+        ir = staging_ir(given, self._chosen[0].nbytes // _TOKEN_BYTES if self.follows else 0)
+        self._staging = Executor(compile(ir, device.target, chooser.kind), device)
+        self.around = {spec.name: spec for spec in self._staging.plan.inputs}
         self._there = [device_buffer(device, spec) for spec in self.staged]
         self._chooser, self._scorer = chooser, scorer
         self._spec = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
         self._inputs = dict(zip(self._names, self._there, strict=True))
         self._inputs |= {name: pool for (name, _), pool in zip(step.pools, pools, strict=True)}
         self._executor, self._weights = executor, weights
-        self._shared = self._new_function()
+        self._logits = device_buffer(device, next(spec for spec in executor.plan.outputs if spec.name == step.logits))
+        self._function = executor.bind(self._inputs, {step.logits: self._logits}, weights)
 
-    def function(self) -> _Function:
-        """The function for a turn, with logits of its own where they are read after the next turn was asked for."""
-        return self._new_function() if self.overlaps else self._shared
-
-    def _new_function(self) -> _Function:
-        logits = device_buffer(self.device, self._spec)
-        return _Function(logits, self._executor.bind(self._inputs, {self.step.logits: logits}, self._weights))
-
-    def record(self, function: _Function, inputs: Sequence[NPUBuffer], features: frozenset[Feature] | None) -> _Call:
+    def record(self, inputs: Mapping[str, NPUBuffer], features: frozenset[Feature] | None, number: int) -> _Call:
         """A call of the function, from staged inputs to the chosen tokens; to the logits where features are None.
 
-        Where there are masks, the choice is asked for by itself, and so it is where the function overlaps with others.
+        Where there are masks, the choice is asked for by itself.
         """
-        choice = None if features is None else self._chooser.bind(function.logits, features)
+        tokens = self._chosen[number] if self._chosen else None
+        choice = None if features is None else self._chooser.bind(self._logits, features, tokens)
         if choice is None or features is None:
-            return _Call(self._recorded(function, inputs), None, None)
-        if Feature.MASK in features or self.overlaps:
-            return _Call(self._recorded(function, inputs), choice, self._beside.record(choice.plans))
-        return _Call(self._recorded(function, inputs, choice.plans), choice, None)
+            return _Call(self._recorded(inputs), None, None)
+        if Feature.MASK in features:
+            return _Call(self._recorded(inputs), choice, self.device.backend.record(choice.plans))
+        return _Call(self._recorded(inputs, choice.plans), choice, None)
 
-    def record_scores(self, function: _Function, inputs: Sequence[NPUBuffer]) -> _ScoringCall:
+    def record_scores(self, inputs: Mapping[str, NPUBuffer]) -> _ScoringCall:
         """A call of the function, from staged inputs to scores."""
-        scores = self._scorer.bind(function.logits)
-        return _ScoringCall(self._recorded(function, inputs, [scores.plan]), scores)
+        scores = self._scorer.bind(self._logits)
+        return _ScoringCall(self._recorded(inputs, [scores.plan]), scores)
 
-    def _recorded(
-        self, function: _Function, inputs: Sequence[NPUBuffer], behind: Sequence[BoundPlan] = ()
-    ) -> Recording:
-        given = {f"input_{i}": buffer for i, buffer in enumerate(inputs)}
+    def _recorded(self, inputs: Mapping[str, NPUBuffer], behind: Sequence[BoundPlan] = ()) -> Recording:
         there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
-        return self.device.backend.record([self._staging.bind(given, there), function.plan, *behind])
+        return self.device.backend.record([self._staging.bind(inputs, there), self._function, *behind])
 
-    def launch(self, recording: Recording) -> Launched:
-        """Asks for a call of the function, behind all that was asked of the chooser's device."""
-        self.device.backend.wait_for(self._beside)
-        return recording.launch()
-
-
-class _Function(NamedTuple):
-    """A function that is bound to its memory."""
-
-    logits: NPUBuffer
-    plan: BoundPlan
+    def visible_inputs(self, number: int) -> tuple[list[NDArray[Any]], NDArray[np.int64] | None, dict[str, NPUBuffer]]:
+        """What a turn with this number gives to the function: as the host sees it, with `LaneSteps.sources` by itself
+        where steps may follow each other unseen, and as the device does."""
+        buffers: dict[str, NPUBuffer] = {}
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, spec in self.around.items():
+            if name == "chosen":  # by the turn before
+                buffers[name] = NPUBuffer(self.device, self._chosen[1 - number], spec)
+            else:
+                arrays[name], buffers[name] = visible(self.device, spec)
+        sources = arrays.pop("sources", None)
+        return [arrays[f"input_{i}"] for i in range(len(self.staged))], sources, buffers
 
 
 class _Call(NamedTuple):
-    """A function and the choice behind it, ready to launch; `late` is the choice where it is a launch of its own."""
+    """A function and the choice behind it, ready to launch; `by_itself` is the choice where it is another launch."""
 
     recording: Recording
     choice: BoundChoice | None
-    late: Recording | None
+    by_itself: Recording | None
 
 
 class _ScoringCall(NamedTuple):
@@ -141,7 +141,12 @@ class StepCalls:
     """Calls of one function, each in one of some turns."""
 
     def __init__(self, scene: Scene) -> None:
-        self._turns = [StepTurn(scene) for _ in range(_TURNS_BESIDE if scene.overlaps else _TURNS)]
+        self._turns = [StepTurn(scene, number) for number in range(_TURNS_BESIDE if scene.overlaps else TURNS)]
+
+    def numbered(self, number: int) -> StepTurn:
+        """The turn with a number, once its call has run."""
+        self._turns[number].free()
+        return self._turns[number]
 
     def turn(self) -> StepTurn:
         """A turn: the latest that is free, as each is recorded by itself; else the oldest, once its call has run."""
@@ -155,14 +160,15 @@ class StepCalls:
 class StepTurn:
     """One call of a function: its inputs, in memory that host and device see; what they hold at a launch counts."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene, self._function = scene, scene.function()
-        arrays, self._buffers = zip(*(visible(scene.device, spec) for spec in scene.staged), strict=True)
-        self._tokens, self.positions, self._tables, *last = arrays
+    def __init__(self, scene: Scene, number: int) -> None:
+        self._scene, self._number = scene, number
+        (self._tokens, self.positions, self._tables, *last), self._sources, self._buffers = scene.visible_inputs(number)
         self._last = last[0] if last else None
         self._used = 0  # lanes of the last call
         self._tables[...] = scene.idle
         self._tokens[...] = 0
+        if self._sources is not None:
+            self._sources[...] = _KNOWN
         self.positions[...] = _NOBODY
         self._calls: dict[frozenset[Feature] | None, _Call] = {}
         self._scoring: _ScoringCall | None = None
@@ -193,6 +199,8 @@ class StepTurn:
         """Gives the tokens of lanes, and their rows of the tables of all lanes; other rows are nobody's."""
         count = len(steps.lanes)
         self._tokens[:count, 0], self.positions[:count, 0] = steps.tokens, steps.positions
+        if self._sources is not None:
+            self._sources[:count] = _KNOWN if steps.sources is None else steps.sources
         np.take(tables, steps.lanes, 0, out=self._tables[:count], mode="clip")
         if count < self._used:
             self.positions[count : self._used] = _NOBODY
@@ -221,28 +229,24 @@ class StepTurn:
         features = None if group is None else group.features(bool(masks))
         call = self._calls.get(features)
         if call is None:
-            call = self._calls[features] = self._scene.record(self._function, self._buffers, features)
+            call = self._calls[features] = self._scene.record(self._buffers, features, self._number)
         if group is not None and call.choice is not None:
             call.choice.put(group, positions)
-        waits, choose = [self._scene.launch(call.recording)], None
-        if call.choice is not None and call.late is not None:
-            if masks:
-                with call.choice.masks() as content:
-                    masks[0][0].write_masks(masks, content)
-            choose = call.late.launch
-            if not self._scene.overlaps:
-                waits.append(choose())
-                choose = None
-        result = StepResult(waits, _nothing if call.choice is None else partial(_stepped, call.choice), choose)
+        waits = [call.recording.launch()]
+        if call.choice is not None and call.by_itself is not None:
+            with call.choice.masks() as content:
+                masks[0][0].write_masks(masks, content)
+            waits.append(call.by_itself.launch())
+        result = StepResult(waits, _nothing if call.choice is None else partial(_stepped, call.choice))
         self._pending = result
         return result
 
     def score(self, tokens: Sequence[int], best: int) -> StepResult[tuple[Chosen, ...]]:
         """Asks for the call, and for scores of tokens by the first rows of its logits; gives what waits for them."""
         if self._scoring is None:
-            self._scoring = self._scene.record_scores(self._function, self._buffers)
+            self._scoring = self._scene.record_scores(self._buffers)
         self._scoring.scores.put(tokens, best)
-        result = StepResult([self._scene.launch(self._scoring.recording)], self._scoring.scores.read)
+        result = StepResult([self._scoring.recording.launch()], self._scoring.scores.read)
         self._pending = result
         return result
 
@@ -259,20 +263,14 @@ def _stepped(choice: BoundChoice) -> Stepped:
 class StepResult(Generic[_Given]):
     """What a call gives, once it has been waited for."""
 
-    def __init__(
-        self,
-        waits: Sequence[Launched],
-        read: Callable[[], _Given],
-        late: Callable[[], Launched] | None = None,
-    ) -> None:
+    def __init__(self, waits: Sequence[Launched], read: Callable[[], _Given]) -> None:
         """For a call.
 
         Args:
             waits: What waits for its launches, in order.
             read: Reads the results then.
-            late: Asks for one more launch when they have been waited for.
         """
-        self._waits, self._read, self._late = waits, read, late
+        self._waits, self._read = waits, read
         self._given: list[_Given] = []
         self._error: NPUError | None = None
 
@@ -289,14 +287,12 @@ class StepResult(Generic[_Given]):
         try:
             for wait in reversed(waits):  # the last one tells when all have run
                 wait()
-            if self._late is not None:
-                self._late()()
             self._given.append(self._read())
         except NPUError as error:
             self._error = error
 
     def is_done(self) -> bool:
-        """Whether all has run but for what is asked for late."""
+        """Whether all has run."""
         return self.is_settled or self._waits[-1].is_done()
 
     def __call__(self) -> _Given:

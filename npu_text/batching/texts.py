@@ -179,6 +179,7 @@ class Turn:
         fills: Parts of prompts; they may still be under way when the steps are over, and others begin.
         steps: The next tokens of what runs; None where nothing does.
         running: Whose `steps` are.
+        full: Places of those that have all their tokens then.
         late: Texts that waited for too long.
         alone: Whether no parts of prompts are under way meanwhile.
     """
@@ -187,6 +188,7 @@ class Turn:
     fills: list[Fill] = field(default_factory=list)
     steps: LaneSteps | None = None
     running: Sequence[Text] = ()
+    full: Sequence[int] = ()
     late: list[Text] = field(default_factory=list)
     alone: bool = True
 

@@ -110,14 +110,14 @@ class Block(torch.nn.Module):
         return self.linear(self.norm(x)), torch.relu(self.first(image) + self.second(image.relu()))
 
 
-def coded_linear(rows: int) -> dict[str, Any]:
+def coded_linear(rows: int, norm: str = "rms_norm") -> dict[str, Any]:
     """A norm, and a linear whose weight is codes of four bits in groups of 64."""
     builder = IRBuilder()
     codes = builder.weight("codes", (512, 256), torch.uint8)
     scales, x = builder.weight("scales", (512, 8), torch.float16), builder.input("x", (rows, 512), torch.float16)
     options = (4, 512, 64, 1, 8, torch.float16)
     weight = builder.call("npu_codes.dequantize.default", codes, scales, None, None, None, *options)
-    normed = builder.call("aten.rms_norm.default", x, [512])
+    normed = builder.call(f"aten.{norm}.default", x, [512])
     return builder.build(builder.call("aten.linear.default", normed, weight))
 
 
@@ -143,6 +143,7 @@ def samples() -> list[dict[str, Any]]:
         step.ir,
         *(npu_compiler.extract(each, step_inputs(each, [0, 0])).ir for each in paged),
         *map(coded_linear, (1, 40, 128)),
+        coded_linear(1, "layer_norm"),
     )
     return [
         *(each.ir(torch.float32) for each in cases),

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import npu_compiler
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import few_rows
-from cuda_compiler.products.few_rows_sizes import FewRows, Work, few_rows_candidates
+from cuda_compiler.products.few_rows_sizes import WARPS, FewRows, Work, few_rows_candidates
 from npu_compiler import CompiledProgram
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
 from npu_compiler.lowering.candidates import Candidate
@@ -173,6 +173,11 @@ def test_clusters_share_a_matrix_of_few_long_rows() -> None:
     best = min(few_rows_candidates(Work(8, 1536, 8960, False), H200), key=lambda each: each.microseconds)
     assert best.sizes.cluster > 1
     assert best.sizes.clusters(Work(8, 1536, 8960, False), H200) * best.sizes.cluster > 66
+
+
+def test_a_long_stream_has_more_on_its_way_than_just_enough() -> None:
+    best = min(few_rows_candidates(Work(8, 151936, 1536, True), H200), key=lambda each: each.microseconds).sizes
+    assert best.resident * best.depth * best.tiles * 16 * 2 * 32 * WARPS >= 48 * 1024
 
 
 @pytest.mark.parametrize("m", [2, 5, 8])

@@ -68,6 +68,10 @@ class Case:
         x = builder.input("x", (self.m, self.k), dtype)
         if self.behind == "norm ahead":
             x = builder.call("aten.rms_norm.default", x, [self.k], builder.weight("norm", (self.k,), dtype), 1e-6)
+        if self.behind == "layer norm ahead":
+            x = builder.call(
+                "aten.layer_norm.default", x, [self.k], builder.weight("norm", (self.k,), dtype), None, 1e-6
+            )
         named = [parts.get(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
         weight = builder.call("npu_codes.dequantize.default", *named, *self.options, dtype)
         result = builder.call("aten.linear.default", x, weight)
@@ -85,6 +89,8 @@ class Case:
         x = x.double()
         if self.behind == "norm ahead":
             x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * norm.double()
+        if self.behind == "layer norm ahead":
+            x = torch.nn.functional.layer_norm(x, (self.k,), norm.double(), None, 1e-6)
         result = x @ weight.T
         if self.behind == "residual":
             result = y.double() + result
@@ -109,6 +115,7 @@ CASES = [
     Case(biases=True),
     Case(m=7, biases=True, group=1536),
     Case(zeros=True, behind="norm ahead"),
+    Case(zeros=True, behind="layer norm ahead"),
     Case(m=8, zeros=True, behind="norm ahead"),
     Case(m=3, k=100, n=50, group=32, zeros=True, behind="norm ahead"),
     Case(m=5, bits=8, kind=torch.int8, group=1536, n=1540, behind="norm ahead"),

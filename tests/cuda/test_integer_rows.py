@@ -34,8 +34,15 @@ FORCED: list[tuple[Case, torch.dtype, IntegerRows]] = [
     (Case(n=64, k=768, bits=8, kind=torch.int8, group=128, behind="norm ahead"), BFLOAT, IntegerRows(1, 3, 1)),
     (Case(n=64, k=512, zeros=True, behind="gated"), BFLOAT, IntegerRows(8, 1, 2)),
     (Case(n=32, k=896, bits=8, zero=128, group=896), HALF, IntegerRows(8, 1, 1)),
+    (Case(n=64, k=1280, zeros=True, behind="layer norm ahead"), BFLOAT, IntegerRows(2, 2, 2)),
+    (Case(n=48, k=2048, zeros=True), BFLOAT, IntegerRows(1, 4, 3)),
+    (Case(n=4272, k=1536, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(1, 3, 4)),
+    (Case(n=2144, k=768, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(1, 1, 2)),
+    (Case(n=4304, k=512, bits=8, kind=torch.int8, group=512), BFLOAT, IntegerRows(2, 1, 1)),
 ]
-"""Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes."""
+"""Among them tiles in turns, codes of several tiles on their way, scales whose rows would begin in the same bank,
+teams without a tile, rows that end within a step, shares of several sizes.
+"""
 
 
 def launch_of(plan: ExecutionPlan) -> KernelCall:
@@ -100,6 +107,22 @@ def test_what_is_no_number_stays_so(number: float, monkeypatch: pytest.MonkeyPat
     assert not found.isfinite().any()
 
 
+@pytest.mark.parametrize(("behind", "computed"), [("norm ahead", False), ("layer norm ahead", True)])
+def test_only_rows_whose_elements_need_all_others_are_computed_ahead(behind: str, computed: bool) -> None:
+    plan = Case(n=64, k=1024, zeros=True, behind=behind).program(BFLOAT).main
+    text = plan.kernels[launch_of(plan).kernel].text
+    assert ("void compute_row(" in text, "float row_octet(" in text) == (computed, not computed)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e-4, 1e4, 1e15])
+def test_norms_of_small_and_large_rows(size: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case = Case(n=64, k=1024, zeros=True, behind="norm ahead")
+    force(monkeypatch, IntegerRows(2, 2, 2))
+    error, rounding = errors_on_host(case, BFLOAT, inputs_of(case, BFLOAT)[0] * size, tmp_path)
+    assert error <= 1.2 * rounding
+
+
 @pytest.mark.parametrize("at", range(len(FORCED)))
 def test_kernels_compile(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case, dtype, sizes = FORCED[at]
@@ -145,6 +168,6 @@ def test_sizes_give_all_multiprocessors_work(bits: int, group: int) -> None:
     sizes = integer_rows_sizes(work, H200)
     assert sizes is not None
     assert sizes.blocks(work, H200) == H200.cores
-    assert sizes.shared_bytes(work) <= H200.shared_bytes
+    assert sizes.shared_bytes(work, H200) <= H200.shared_bytes
     assert sizes.stages <= sizes.turns(work, H200) * sizes.steps(work)
     assert integer_rows_sizes(replace(work, k=1 << 17, computed=0), H200) is None

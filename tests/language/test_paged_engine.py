@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from npu_compiler.frontend.decoder_request import BatchRequest, check_request
 from npu_compiler.integers import ceil_div
 from npu_runtime import Device
 from npu_runtime.backend import Recording
-from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill
+from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill, Stepped
 from npu_text.batching.paged_engine import PagedEngine
 from npu_text.step_check import check_batch
 from tests.support.decoders import VOCABULARY, Decoder, check_greedy, config, dtype_errors, greedy, make_decoder
@@ -137,6 +137,44 @@ def test_lanes_that_have_been_busy_are_left_alone(engine: PagedEngine, decoder: 
     go_on(texts, 2)
     for text in texts:
         check_greedy(decoder, text.prompt, text.tokens)
+
+
+def test_steps_go_on_from_choices_that_nobody_has_seen(engine: PagedEngine, decoder: Decoder) -> None:
+    """Each step is asked for before the one ahead of it is waited for; texts leave and join, in other functions."""
+    texts = [Text(engine, lane, prompt(20, lane), [lane], LaneSampling()).fill() for lane in range(4)]
+    company = [[0, 1, 2], [2, 0], [0], [0, 3], [0, 3, 1], [1]]
+    asked: list[tuple[list[int], Callable[[], Stepped]]] = []
+    counts = [0] * 4
+    for lanes in company:
+        known = steps_of([texts[lane] for lane in lanes])
+        before = asked[-1][0] if asked else []
+        sources = np.array([before.index(lane) if lane in before else -1 for lane in lanes])
+        positions = known.positions + np.array([counts[lane] - len(texts[lane].tokens) + 1 for lane in lanes])
+        tokens = np.where(sources < 0, known.tokens, VOCABULARY - 1)
+        asked.append((lanes, engine.step(known._replace(tokens=tokens, positions=positions, sources=sources))))
+        for lane in lanes:
+            counts[lane] += 1
+        for lanes_before, wait in asked[-2:-1]:
+            for lane, token in zip(lanes_before, wait().tokens.tolist(), strict=True):
+                texts[lane].tokens.append(token)
+    for lane, token in zip(company[-1], asked[-1][1]().tokens.tolist(), strict=True):
+        texts[lane].tokens.append(token)
+    assert [len(text.tokens) - 1 for text in texts] == counts == [5, 3, 2, 2]
+    for text in texts:
+        check_greedy(decoder, text.prompt, text.tokens)
+
+
+def test_a_choice_that_nobody_waits_for_in_time_is_kept(engine: PagedEngine) -> None:
+    """Choices of every second step lie in the same memory."""
+    text = Text(engine, 0, prompt(20, 5), [3]).fill()
+    go_on([text], 4)
+    first, wanted = text.tokens[0], text.tokens[1:]
+    text = Text(engine, 1, prompt(20, 5), [4]).fill()
+    steps = one_step(1, [first], 20, [4])
+    waits = [engine.step(steps)]
+    for at in range(21, 24):
+        waits.append(engine.step(steps._replace(positions=np.array([at]), sources=np.array([0]))))
+    assert [int(wait().tokens[0]) for wait in waits] == wanted
 
 
 def test_pages_are_shared_and_copied_before_they_part(engine: PagedEngine, decoder: Decoder) -> None:

@@ -23,15 +23,18 @@ from tests.support.simulated_engine import SimulatedEngine
 class Simulation:
     """A scheduler and its device, turn by turn; the clock counts turns."""
 
-    def __init__(self, engine: SimulatedEngine, limits: Limits | None = None, prepares: bool = True) -> None:
-        self.prepares = prepares
+    def __init__(self, engine: SimulatedEngine, limits: Limits | None = None, ahead: bool = False) -> None:
+        self.ahead = ahead  # turns are asked for before the last one is absorbed
+        self.before: Callable[[], None] = lambda: None
         self.engine, self.scheduler = engine, Scheduler(engine, limits)
         self.now = 0.0
         self.events: list[Event] = []
         self.filling: list[tuple[Fill, Filling]] = []
 
     def launch(self) -> tuple[Turn, Callable[[], None]]:
-        """One turn; what is called then waits for it."""
+        """One turn; what is called then waits for it, or for the one before."""
+        if not self.scheduler.is_ahead:
+            self.catch_up()
         turn = self.scheduler.next_turn(self.now)
         self.now += 1
         for begin in turn.begins:
@@ -41,8 +44,6 @@ class Simulation:
                 self.engine.copy_page(*copy)
             self.filling.append((fill, self.engine.prefill(fill.part)))
         step = None if turn.steps is None else self.engine.step(turn.steps)
-        if self.prepares:
-            self.scheduler.prepare()
 
         def absorb() -> None:
             stepped = None if step is None else step()
@@ -51,7 +52,15 @@ class Simulation:
             news = self.scheduler.absorb(turn, [(fill, filling()) for fill, filling in done], stepped)
             self.events += news.events()
 
-        return turn, absorb
+        def absorb_before() -> None:
+            self.catch_up()
+            self.before = absorb
+
+        return turn, absorb_before if self.ahead else absorb
+
+    def catch_up(self) -> None:
+        before, self.before = self.before, lambda: None
+        before()
 
     def turn(self) -> Turn:
         turn, absorb = self.launch()
@@ -89,14 +98,16 @@ def random_request(random: Random, beginnings: Sequence[tuple[int, ...]]) -> Tex
 
 
 @pytest.mark.parametrize(
-    ("lanes", "pages", "guess", "late"), [(4, 24, 1, 2), (8, 200, 1, 0), (3, 16, 4, 0), (16, 64, 4, 3)]
+    ("lanes", "pages", "guess", "late", "ahead"),
+    [(4, 24, 1, 2, True), (8, 200, 1, 0, False), (3, 16, 4, 0, True), (16, 64, 1, 3, True)],
 )
-def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess: int, late: int) -> None:
+def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess: int, late: int, ahead: bool) -> None:
     """The engine reads every text back through its pages; half the texts begin alike, some are cancelled."""
     random = Random(lanes)
     beginnings = [tuple(random.choices(range(320), k=64)) for _ in range(3)]
-    simulation = Simulation(SimulatedEngine(lanes, pages), prepares=pages != 200)
-    simulation.engine.ending, simulation.engine.guess, simulation.engine.late = 7, guess, late
+    engine = SimulatedEngine(lanes, pages)
+    engine.ending, engine.guess, engine.late = 7, guess, late
+    simulation = Simulation(engine, ahead=ahead)
     expected: list[list[int]] = []
     texts: list[Text] = []
     pool = simulation.scheduler.pool
@@ -331,21 +342,65 @@ def test_a_failed_device_ends_everything() -> None:
     simulation.check_all_free()
 
 
-def test_the_next_step_is_ready_while_one_runs() -> None:
-    """A page that a text may not need any more is not drawn; one that it does need is, ahead of its turn."""
+def test_pages_are_drawn_when_they_are_written_to() -> None:
     simulation = Simulation(SimulatedEngine(page_tokens=8))
-    long = simulation.scheduler.submit(TextRequest(tuple(range(5)), 20), 0)
-    short = simulation.scheduler.submit(TextRequest(tuple(range(50, 55)), 4), 0)
+    text = simulation.scheduler.submit(TextRequest(tuple(range(5)), 20), 0)
     simulation.turn()
-    for length in (6, 7, 8):
-        assert [len(text.tokens) for text in (long, short)] == [length] * 2
+    for length in range(6, 12):
+        assert len(text.tokens) == length
         _, absorb = simulation.launch()
-        assert long.table is not None
-        assert short.table is not None
-        assert len(long.table.pages) == 1 + (length == 8)  # for the token at position 8
-        assert len(short.table.pages) == 1
+        assert text.table is not None
+        assert len(text.table.pages) == 1 + (length > 8)  # the last token is at position length - 1
         absorb()
-    assert short.finish == "length"
+    simulation.run()
+    simulation.check_all_free()
+
+
+def test_steps_are_asked_for_before_the_last_one_is_known() -> None:
+    """A text that has all its tokens takes part in no more steps; one that ends unexpectedly does in one."""
+    simulation = Simulation(SimulatedEngine(), ahead=True)
+    simulation.engine.ending = 7
+    submit = simulation.scheduler.submit
+    long, short = (submit(TextRequest((number,), limit), 0) for number, limit in ((1, 40), (2, 3)))
+    simulation.turn()
+    simulation.turn()
+    turns = [simulation.launch()[0] for _ in range(3)]
+    assert [list(turn.running) for turn in turns] == [[long, short], [long, short], [long]]
+    sources = [None if turn.steps is None else turn.steps.sources for turn in turns]
+    assert [None if each is None else each.tolist() for each in sources] == [None, [0, 1], [0]]
+    assert [turn.full for turn in turns] == [[], [1], []]
+    assert len(long.tokens) == len(short.tokens) == 2
+
+
+def test_a_page_is_shared_when_the_step_has_run_that_fills_it() -> None:
+    """What is filled in overtakes steps, so that it would read the page before its last token is there."""
+    truth = alone(TextRequest((1, 2, 3, 4, 5), 20))
+    for length in range(6, 11):
+        simulation = Simulation(SimulatedEngine(page_tokens=8), ahead=True)
+        simulation.engine.ending = 7
+        simulation.scheduler.submit(TextRequest((1, 2, 3, 4, 5), 20), 0)
+        for _ in range(length - 3):
+            simulation.turn()
+        follower = simulation.scheduler.submit(TextRequest((*truth[:9], 0), 4), 0)
+        simulation.run()
+        assert follower.finish
+        simulation.check_all_free()
+
+
+def test_steps_that_depend_on_tokens_are_not_asked_for_before_they_are_known() -> None:
+    simulation = Simulation(SimulatedEngine(), ahead=True)
+    plain = simulation.scheduler.submit(TextRequest((1,), 9), 0)
+    simulation.turn()
+    simulation.turn()
+    assert simulation.scheduler.is_ahead
+    simulation.scheduler.submit(TextRequest((2,), 3, LaneSampling(frequency_penalty=0.5)), 0)
+    known = 0
+    while not plain.finish:
+        steps = simulation.turn().steps
+        if steps is not None and len(steps.lanes) == 2:
+            assert steps.sources is None
+            known += 1
+    assert known == 2
     simulation.run()
     simulation.check_all_free()
 
@@ -389,7 +444,7 @@ def test_a_step_takes_no_more_calls_for_more_texts() -> None:
     """Between two launches nothing is done text by text but a look at each token."""
     counts = []
     for lanes in (2, 16):
-        engine = SimulatedEngine(lanes=lanes, pages=10 * lanes)
+        engine = SimulatedEngine(lanes=lanes, pages=lanes, page_tokens=128)
         scheduler = Scheduler(engine)
         for number in range(lanes):
             scheduler.submit(TextRequest((number,), 60), 0)
@@ -399,15 +454,13 @@ def test_a_step_takes_no_more_calls_for_more_texts() -> None:
                 engine.begin(*begin)
             filled = [(fill, engine.prefill(fill.part)()) for fill in turn.fills]
             stepped = engine.step(turn.steps)() if turn.steps else None
-            scheduler.prepare()
             scheduler.absorb(turn, filled, stepped)
         turn = scheduler.next_turn(0)
         assert turn.steps is not None
         stepped = engine.step(turn.steps)()
-        scheduler.prepare()
         count = _calls(partial(scheduler.absorb, turn, (), stepped))
         counts.append(count + _calls(partial(scheduler.next_turn, 0)))
-    assert counts[0] == counts[1] < 40
+    assert counts[0] == counts[1] < 50
 
 
 def test_least_recently_used_pages_go_first() -> None:

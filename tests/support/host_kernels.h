@@ -16,6 +16,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __cluster_dims__(...)
 #define __CUDA_ARCH__ 900
 
 struct float2 { float x, y; };
@@ -70,7 +71,7 @@ struct Block {
     std::map<unsigned, PhaseBarrier> phases; // by their shared addresses
 };
 struct Warp {
-    Barrier all;
+    std::map<unsigned, Barrier> some; // by the lanes that meet
     unsigned word[32][6];
 };
 struct Fiber {
@@ -128,15 +129,15 @@ static int voted(int vote, bool of_all)
 }
 static int __syncthreads_and(int vote) { return voted(vote, true); }
 static int __syncthreads_or(int vote) { return voted(vote, false); }
-static void __syncwarp() { meet(current->warp->all, 32); }
+static void __syncwarp(unsigned lanes = ~0u) { meet(current->warp->some[lanes], __builtin_popcount(lanes)); }
 template <typename T>
-static T __shfl_sync(unsigned, T value, int source, int width = 32)
+static T __shfl_sync(unsigned lanes, T value, int source, int = 32)
 {
     static_assert(sizeof(T) == 4, "words");
     current->warp->word[current->thread.x % 32][0] = bits_as<unsigned>(value);
-    __syncwarp();
-    T result = bits_as<T>(current->warp->word[current->thread.x % 32 / width * width + source][0]);
-    __syncwarp();
+    __syncwarp(lanes);
+    T result = bits_as<T>(current->warp->word[source][0]);
+    __syncwarp(lanes);
     return result;
 }
 template <typename T>
@@ -420,6 +421,13 @@ static void arrive_in_cluster()
     if (++cluster_barrier.arrived == cluster_threads) {
         cluster_barrier.arrived = 0;
         ++cluster_barrier.passed;
+    }
+}
+static void wait_in_cluster()
+{
+    int wanted = ++current->cluster_turns;
+    while (cluster_barrier.passed < wanted) {
+        yield();
     }
 }
 

@@ -137,11 +137,19 @@ _FUNCTIONS = {
     "greater_pair": (
         "inline uint greater_pair(uint a, uint b)\n{\n    return host_greater_pair(a, b, GREATER_PAIR);\n}\n"
     ),
-    "wait_for_cluster": (
-        "inline void wait_for_cluster()\n{\n    int wanted = ++current->cluster_turns;\n"
-        "    while (cluster_barrier.passed < wanted) { yield(); }\n}\n"
+    "wait_for_cluster": "inline void wait_for_cluster() { wait_in_cluster(); }\n",
+    "synchronize_cluster": "inline void synchronize_cluster() { arrive_in_cluster(), wait_in_cluster(); }\n",
+    "leave_cluster": "inline void leave_cluster() { arrive_in_cluster(), wait_in_cluster(); }\n",
+    "store_shared": (
+        "inline void store_shared(uint address, const float (&value)[4])\n{\n"
+        "    memcpy(host_shared() + address, value, 16);\n}\n"
+    ),
+    "load_from_cluster": (
+        "inline float4 load_from_cluster(uint address, int rank)\n{\n    float4 value;\n"
+        "    memcpy(&value, host_shared(cluster_blocks[rank]) + address, 16);\n    return value;\n}\n"
     ),
 }
+_ALONG_Y = "__cluster_dims__(1, SPLITS, 1)"  # the clusters that a kernel declares by itself
 _ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
 _RUN = r"""
 static void** bound;
@@ -152,55 +160,59 @@ static void enter()
     current->finished = true;
     swapcontext(&current->context, &scheduler);
 }
-static int run_row(int y, int z, int block, int cluster, int shared)
+static int run_cluster(Dim first, Dim cluster, int block, int shared)
 {
-    for (int first = 0; first < grid_size.x; first += cluster) {
-        cluster_barrier = Barrier();
-        std::vector<Block> blocks(cluster);
-        std::vector<Warp> warps(cluster * block / 32);
-        std::vector<Fiber> fibers(cluster * block);
-        cluster_blocks.clear();
-        for (Block& each : blocks) {
-            each.shared.assign(shared + 1024, 0xff);
-            cluster_blocks.push_back(&each);
-        }
-        for (int number = 0; number < cluster * block; ++number) {
-            Fiber& fiber = fibers[number];
-            fiber.stack.resize(1 << 17, char(0xff));
-            fiber.thread = {number % block, 0, 0};
-            fiber.block = {first + number / block, y, z};
-            fiber.own = &blocks[number / block];
-            fiber.warp = &warps[number / 32];
-            getcontext(&fiber.context);
-            fiber.context.uc_stack.ss_sp = fiber.stack.data();
-            fiber.context.uc_stack.ss_size = fiber.stack.size();
-            makecontext(&fiber.context, enter, 0);
-        }
-        for (long turns = 0, left = 1; left > 0; ++turns) {
-            left = 0;
-            for (Fiber& fiber : fibers) {
-                if (!fiber.finished) {
-                    ++left;
-                    current = &fiber;
-                    swapcontext(&scheduler, &fiber.context);
-                }
+    int count = cluster.x * cluster.y;
+    cluster_barrier = Barrier();
+    std::vector<Block> blocks(count);
+    std::vector<Warp> warps(count * block / 32);
+    std::vector<Fiber> fibers(count * block);
+    cluster_blocks.clear();
+    for (Block& each : blocks) {
+        each.shared.assign(shared + 1024, 0xff);
+        cluster_blocks.push_back(&each);
+    }
+    for (int number = 0; number < count * block; ++number) {
+        Fiber& fiber = fibers[number];
+        int rank = number / block;
+        fiber.stack.resize(1 << 17, char(0xff));
+        fiber.thread = {number % block, 0, 0};
+        fiber.block = {first.x + rank % cluster.x, first.y + rank / cluster.x, first.z};
+        fiber.own = &blocks[rank];
+        fiber.warp = &warps[number / 32];
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.data();
+        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        makecontext(&fiber.context, enter, 0);
+    }
+    for (long turns = 0, left = 1; left > 0; ++turns) {
+        left = 0;
+        for (Fiber& fiber : fibers) {
+            if (!fiber.finished) {
+                ++left;
+                current = &fiber;
+                swapcontext(&scheduler, &fiber.context);
             }
-            if (turns > 10000000) {
-                return 1;
-            }
+        }
+        if (turns > 10000000) {
+            return 1;
         }
     }
     return 0;
 }
-extern "C" int run(void** pointers, int x, int y, int z, int block, int cluster, int shared)
+extern "C" int run(void** pointers, int x, int y, int z, int block, int cluster_x, int cluster_y, int shared)
 {
     bound = pointers;
     grid_size = {x, y, z};
     block_threads = block;
-    cluster_threads = block * cluster;
+    cluster_threads = block * cluster_x * cluster_y;
     int failed = 0;
-    for (int row = 0; row < y * z && !failed; ++row) {
-        failed = run_row(row % y, row / y, block, cluster, shared);
+    for (Dim first = {0, 0, 0}; first.z < z; ++first.z) {
+        for (first.y = 0; first.y < y; first.y += cluster_y) {
+            for (first.x = 0; first.x < x && !failed; first.x += cluster_x) {
+                failed = run_cluster(first, {cluster_x, cluster_y, 1}, block, shared);
+            }
+        }
     }
     return failed;
 }
@@ -252,7 +264,7 @@ def run_plan_on_host(
     """The bytes of a plan's named buffers after all of its launches; those that it updates in place included.
 
     Args:
-        plan: The plan, without choices, whose blocks of threads have shared memory to themselves: no cluster.
+        plan: The plan, without choices.
         tensors: As in `run_on_host`.
         folder: Where kernels are compiled.
     """
@@ -292,7 +304,9 @@ def _launch(plan: ExecutionPlan, call: KernelCall, buffers: Sequence[NDArray[np.
         for argument, made in zip(call.args, maps, strict=True)
     ]
     pointers = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, parameters.ctypes.data)
-    sizes: Sequence[int] = (*call.grid, call.block[0], cluster_of(call)[0], call.shared_bytes)
+    declared = re.search(r"^#define SPLITS (\d+)$", kernel.text, re.M) if _ALONG_Y in kernel.text else None
+    cluster = cluster_of(call)[0], int(declared[1]) if declared else 1
+    sizes: Sequence[int] = (*call.grid, call.block[0], *cluster, call.shared_bytes)
     if ctypes.CDLL(str(library)).run(pointers, *sizes):
         raise RuntimeError(f"the kernel '{kernel.entry}' waits for ever")
 

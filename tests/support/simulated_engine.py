@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -52,6 +52,7 @@ class SimulatedEngine:
         self._samplings: dict[int, LaneSampling] = {}
         self._ready = 0.0
         self._thread: int | None = None
+        self._last: list[int] = []  # what the last step chose
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
         pass
@@ -92,12 +93,19 @@ class SimulatedEngine:
         assert len(set(lanes)) == len(lanes)
         self.calls[1] += 1
         assert set(lanes).isdisjoint(late.lane for late in self._queue), "a step of a lane that is filled in"
+        for lane in lanes:
+            self._check_call(lane)
         masks = {place: self._mask(source) for source, place in steps.masks}
+        return self._later(lambda: self._stepped(steps, masks))
+
+    def _stepped(self, steps: LaneSteps, masks: Mapping[int, NDArray[np.uint32] | None]) -> Stepped:
+        """What a step does, as late as possible: what is filled in meanwhile overtakes it."""
         results = []
         for place, (lane, token, position, pages) in enumerate(
-            zip(lanes, steps.tokens.tolist(), steps.positions.tolist(), steps.pages, strict=True)
+            zip(steps.lanes.tolist(), steps.tokens.tolist(), steps.positions.tolist(), steps.pages, strict=True)
         ):
-            self._check_call(lane)
+            if steps.sources is not None and steps.sources[place] >= 0:
+                token = self._last[steps.sources[place]]
             tokens = [token, *(steps.guesses[place] if steps.guesses else ())]
             assert 1 <= len(tokens) <= self.guess
             assert place not in masks or len(tokens) == 1
@@ -114,12 +122,12 @@ class SimulatedEngine:
             results.append(tuple(chosen))
         for late in self._queue:
             late.left -= 1
-        stepped = Stepped(
+        self._last = [chosen[0].token for chosen in results]
+        return Stepped(
             np.array([chosen[0].token for chosen in results]),
             {place: [one.token for one in chosen[1:]] for place, chosen in enumerate(results) if len(chosen) > 1},
             {place: chosen for place, chosen in enumerate(results) if chosen[0].logprob is not None},
         )
-        return self._later(lambda: stepped)
 
     def _mask(self, source: MaskSource | None) -> NDArray[np.uint32] | None:
         if source is None:

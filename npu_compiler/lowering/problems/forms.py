@@ -18,7 +18,7 @@ from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import Step, View
 
 __all__ = ["CodedPages", "CodedRows", "Computed", "Dequantised", "FreshCodes", "GroupedCodes", "InPages", "Paged"]
-__all__ += ["Produced", "Scattered", "is_vector", "kind_of_codes"]
+__all__ += ["Produced", "Scattered", "Unscaled", "is_vector", "kind_of_codes"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,18 @@ class Produced(Operand):
 
     def stores(self) -> tuple[int, ...]:
         return (self.tensor.index,) if self.stored else ()
+
+
+@dataclass(frozen=True)
+class Unscaled(Operand):
+    """The left matrix of a product, less a factor for each of its rows, by which the epilogue multiplies sums.
+
+    Attributes:
+        made: What is to store the matrix beside its own results, and sums of parts of these, of which the epilogue
+            makes the factors.
+    """
+
+    made: Group
 
 
 def is_vector(operand: Operand, problem: Problem | None, position: int, most_bytes: int) -> TypeGuard[Computed]:
