@@ -9,7 +9,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.epilogues import epilogue
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PACK_SIZES, pack_size
-from cuda_compiler.short_codes import shortened
+from cuda_compiler.short_codes import in_few_instructions
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.anchors import Epilogue
@@ -102,7 +102,7 @@ def anchor_epilogue(group: Group, found: Positions, size: int, gives: bool = Fal
     """
     anchor = group.anchor
     assert anchor is not None
-    group = changed(group, expr=shortened(group.expr))
+    group = in_few_instructions(group)
     values = f"const {CUDA.register(anchor.dtype)} (&value)[{size * group.pairs}], "
     text = epilogue(group, found, size, _POSITIONS, _NAMES, values, gives)
     macros = {**map_macros(group, found.operands), "STORE_SIZE": size, "PAIRS": group.pairs}

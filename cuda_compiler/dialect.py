@@ -5,10 +5,12 @@ from __future__ import annotations
 from npu_compiler.dtypes import FLOAT8_E4M3FN
 from npu_compiler.lowering.dialect import Dialect
 
-__all__ = ["CUDA", "FLOAT8_CODE", "NUMBER_OF_BYTE", "PACK_OF_BYTES", "SUM_OF_LANES"]
+__all__ = ["CUDA", "FLOAT8_CODE", "NUMBER_OF_BYTE", "PACK_OF_BYTES", "PACK_OF_FLOAT8", "SUM_OF_LANES"]
 
 FLOAT8_CODE = "float8_e4m3_code"
 """The function that makes codes of 8-bit floats (float8_codes.cuh)."""
+PACK_OF_FLOAT8 = "pack_of_float8_e4m3"
+"""The function that makes packs of them, in half of the instructions."""
 NUMBER_OF_BYTE, PACK_OF_BYTES = "number_of_byte", "pack_of_bytes"
 """The functions that read and make packs of bytes (byte_packs.cuh)."""
 SUM_OF_LANES = "sum_of_lanes"
@@ -30,6 +32,7 @@ CUDA = Dialect(
     faults="Fault*",
     functions={
         "quotient": "quotient({0}, {1})",
+        "short_exp": "short_exp({0})",
         "max": "greater({0}, {1})",
         "min": "lesser({0}, {1})",
         "nearest": "nearest({0})",

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.columns import lower_columns, rows_side_by_side
-from cuda_compiler.dialect import CUDA
+from cuda_compiler.dialect import CUDA, PACK_OF_FLOAT8
 from cuda_compiler.maps import lower_elementwise, map_macros
 from cuda_compiler.packing import PackedLoad, each_element, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.dtypes import BFLOAT16, FLOAT8_E4M3FN, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue, pointer_macros, pointer_parameters
 from npu_compiler.lowering.grouping import Group
@@ -22,7 +23,9 @@ from npu_compiler.lowering.positions import AXES, Positions, inner_axes, unpack
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
-from npu_compiler.tensor.expr import has_reduce, reductions
+from npu_compiler.records import changed
+from npu_compiler.tensor.coded import encoded_number, size_of
+from npu_compiler.tensor.expr import Call, Expr, has_reduce, reductions
 
 __all__ = ["ROW_KERNEL", "SCALED_ROWS", "lower_map", "lower_rows", "vector_prologue"]
 
@@ -86,9 +89,8 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     shape = _shape(group, operands, rows)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
-    program = row_program(group, packed, CUDA)
     found = Positions(packed, _unpacked_row(operands), {"rows": rows}, "c")
-    fused = Epilogue(group, found, _compute_row(group, found, program, loads, shape), map_macros(group, operands))
+    fused = Epilogue(group, found, _compute_row(group, found, loads, shape), map_macros(group, operands))
     macros: dict[str, object] = {"ROW_THREADS": shape.threads, "BLOCK_THREADS": shape.block}
     inputs = {}
     if group.beside is not None:
@@ -125,7 +127,7 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
     shape = _block_shape(group, operands, row_threads)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
-    text = _compute_row(group, Positions(packed, statements, {}, "c"), row_program(group, packed, CUDA), loads, shape)
+    text = _compute_row(group, Positions(packed, statements, {}, "c"), loads, shape)
     return Prologue(
         (operands,),
         macros={"ROW_THREADS": row_threads, **pointer_macros("VECTOR", operands, CUDA)},
@@ -164,11 +166,11 @@ def _is_whole_row(group: Group) -> bool:
     return {reduce.extent for reduce in reductions(group.expr)} == {group.shape[-1]}
 
 
-def _compute_row(
-    group: Group, found: Positions, program: RowProgram, loads: Sequence[PackedLoad], shape: _Shape
-) -> str:
+def _compute_row(group: Group, found: Positions, loads: Sequence[PackedLoad], shape: _Shape) -> str:
     """The device function ``compute_row``."""
     storage = CUDA.storage[group.output.dtype.name]
+    rounded = encoded_number(group.expr, FLOAT8_E4M3FN) if shape.size % 4 == 0 else None
+    program = row_program(group if rounded is None else changed(group, expr=rounded), found.operands, CUDA)
     packs = [f"        const {_pack(load, shape)} {_load(load, number)};" for number, load in enumerate(loads)]
     inside = [] if shape.items else packs
     lines = [
@@ -180,11 +182,15 @@ def _compute_row(
         *([program.head] if program.head else []),
         *(_keep(loads, shape, program.width) if shape.items else []),
     ]
+    pairs = _pairs_of_sizes(group, loads, shape)
     for number, phase in enumerate(program.phases):
-        lines += _phase(phase, number, shape, inside)
+        lines += _sizes(phase, *pairs[number], shape) if number in pairs else _phase(phase, number, shape, inside)
     lines += [*program.tail, *_store_beside(program)]
     packed = shape.size > 1 and program.width == program.phases[0].extent
-    lines += _packed_results(found, program, inside, shape, storage) if packed else _results(program, shape, storage)
+    if packed:
+        lines += _packed_results(found, program, inside, shape, storage, rounded=rounded is not None)
+    else:
+        lines += _results(program, shape, storage)
     lines.append("}")
     return "\n".join(lines)
 
@@ -211,19 +217,19 @@ def _results(program: RowProgram, shape: _Shape, storage: str) -> list[str]:
 
 
 def _packed_results(
-    found: Positions, program: RowProgram, inside: Sequence[str], shape: _Shape, storage: str
+    found: Positions, program: RowProgram, inside: Sequence[str], shape: _Shape, storage: str, *, rounded: bool
 ) -> list[str]:
-    """The loop that computes and stores packs of results."""
+    """The loop that computes and stores packs of results, `rounded` to codes of 8-bit floats or as they are."""
     return [
         *_loop(program.width, shape, shape.size),
         *inside,
-        f"        Pack<{storage}, {shape.size}> result;",
+        f"        float result[{shape.size}];" if rounded else f"        Pack<{storage}, {shape.size}> result;",
         f"        {storage}* target = out + {found.operands.output};",
         *each_element("c", shape.size, " " * 8),
         *([program.body] if program.body else []),
-        f"            result[u] = {storage}({program.value});",
+        f"            result[u] = {program.value if rounded else f'{storage}({program.value})'};",
         "        }",
-        "        store_pack(target, result);",
+        f"        store_pack(target, {f'{PACK_OF_FLOAT8}(result)' if rounded else 'result'});",
         "    }",
     ]
 
@@ -255,6 +261,36 @@ def _loop(extent: int, shape: _Shape, size: int) -> list[str]:
         f"    for (int j = 0; j < {shape.items}; ++j) {{",
         f"        int c = lane * {size} + j * {step};",
         f"        if (c >= {extent}) {{ continue; }}",
+    ]
+
+
+def _pairs_of_sizes(group: Group, loads: Sequence[PackedLoad], shape: _Shape) -> dict[int, tuple[str, str]]:
+    """Phases that find the largest size of numbers of 16 bits, two at a time: the packs of these, and their type."""
+    if shape.size == 1 or not shape.items:
+        return {}
+    packs: dict[Expr, tuple[str, str]] = {
+        load.leaf: (f"x{number}[j]", load.storage) for number, load in enumerate(loads)
+    }
+    rows = dict.fromkeys(reduce.row for reduce in reductions(group.expr))
+    numbers = {at: size_of(args[0]) for at, (how, args, _) in enumerate(rows) if how.function == "max"}
+    leaves = {at: _uncast(number) for at, number in numbers.items() if number is not None}
+    return {at: packs[leaf] for at, leaf in leaves.items() if leaf in packs and leaf.dtype in (FLOAT16, BFLOAT16)}
+
+
+def _uncast(number: Expr) -> Expr:
+    """What a float32 was made of."""
+    return number.args[0] if isinstance(number, Call) and number.fn == "cast" else number
+
+
+def _sizes(phase: RowPhase, pack: str, storage: str, shape: _Shape) -> list[str]:
+    """The reduction of such a phase."""
+    return [
+        *phase.head,
+        f"    uint pairs_{phase.name} = 0;",
+        *_loop(phase.extent, shape, shape.size),
+        f"        pairs_{phase.name} = greater_sizes(pairs_{phase.name}, {pack});",
+        "    }",
+        f"    int {phase.name} = row_max(size_of_pair<{storage}>(pairs_{phase.name}));",
     ]
 
 

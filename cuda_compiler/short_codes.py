@@ -1,4 +1,4 @@
-"""Epilogues in the fewest instructions: ReLU as one, and sums rounded to codes of a byte.
+"""Epilogues in the fewest instructions: ReLU as one, powers of e as two, and sums rounded to codes of a byte.
 
 Scales of what is rounded are multiplied beforehand, and limits come for free.
 What is rounded, ``clamp(y, low, high)`` of whole limits that are at most 255 apart, is computed as ``(y - low) / 256``,
@@ -12,14 +12,21 @@ from __future__ import annotations
 from cuda_compiler.dialect import CUDA
 from npu_compiler.dtypes import FLOAT32, INT32
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Call, Const, Expr, substitute, walk
 from npu_compiler.tensor.rounded import by_constant, under_casts
 
-__all__ = ["operations_on_codes", "shortened"]
+__all__ = ["in_few_instructions", "operations_on_codes", "shortened"]
 
 _WHOLE = 1.5 * (1 << 23)  # from which on floats have no fractions, upwards and downwards
 _RANGE = 256
 _LARGEST_LIMIT = 1 << 16
+
+
+def in_few_instructions(group: Group) -> Group:
+    """A group around a problem whose expression is `shortened`; powers of e are too, where 16 bits of it are stored."""
+    expr, dtype = shortened(group.expr), group.output.dtype
+    return changed(group, expr=substitute(expr, _short_exp) if dtype.is_float and dtype.size == 2 else expr)
 
 
 def shortened(expr: Expr) -> Expr:
@@ -33,6 +40,10 @@ def operations_on_codes(group: Group) -> int:
     if not any(call.fn in ("code", "nearest") for call in calls):
         return 0
     return sum(isinstance(node, Call) and node.fn not in ("cast", "bits") for node in walk(shortened(group.expr)))
+
+
+def _short_exp(node: Expr) -> Expr | None:
+    return Call("short_exp", node.args, node.dtype) if isinstance(node, Call) and node.fn == "exp" else None
 
 
 def _shortened(node: Expr) -> Expr | None:

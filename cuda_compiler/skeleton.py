@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cuda_compiler.dialect import CUDA, FLOAT8_CODE, NUMBER_OF_BYTE, PACK_OF_BYTES, SUM_OF_LANES
+from cuda_compiler.dialect import CUDA, FLOAT8_CODE, NUMBER_OF_BYTE, PACK_OF_BYTES, PACK_OF_FLOAT8, SUM_OF_LANES
 from cuda_compiler.early_launches import EarlyLaunch, kernel_number
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
@@ -14,7 +14,7 @@ __all__ = ["KERNELS", "QUIET_CHECK"]
 
 _CALLED = {
     "checks.cuh": (CHECK,),
-    "float8_codes.cuh": (FLOAT8_CODE,),
+    "float8_codes.cuh": (FLOAT8_CODE, PACK_OF_FLOAT8),
     "byte_packs.cuh": (NUMBER_OF_BYTE, PACK_OF_BYTES),
     "lane_sums.cuh": (SUM_OF_LANES,),
 }

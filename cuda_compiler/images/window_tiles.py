@@ -10,14 +10,13 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.epilogues import element_functions
 from cuda_compiler.images.directions import BACKWARDS, DirectedGroup
 from cuda_compiler.images.image_packing import along_axes
-from cuda_compiler.short_codes import shortened
+from cuda_compiler.short_codes import in_few_instructions
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.templates import Amount, KernelTemplate, Launch
-from npu_compiler.records import changed
 
 __all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "STAGED_BYTES", "TILE_X", "TILE_Y", "Tiles"]
 __all__ += ["fits_window_tiles", "stores_by_channel", "tiles_of", "window_launch", "window_template"]
@@ -134,7 +133,7 @@ def window_launch(
         blocks: Blocks for each 64 output channels that run at a time.
         in_registers: Whether weights are multiplied from registers, not from shared memory.
     """
-    group = changed(work.group, expr=shortened(work.group.expr))
+    group = in_few_instructions(work.group)
     dtype = conv.image.dtype
     common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": tiles.x, "TILE_Y": tiles.y, "STAGED_BYTES": STAGED_BYTES}
     generated = (

@@ -41,7 +41,7 @@ struct Ring {
 
 // Starts copying LINES rows of SIZE elements into panels, in chunks of 16 bytes: those from `count` on are zeros.
 template <int LINES, int SIZE, typename Row>
-__device__ __forceinline__ void copy_lines(uint target, const tile_t* source, int count, Row row_start)
+__device__ __forceinline__ void copy_to_panels(uint target, const tile_t* source, int count, Row row_start)
 {
     constexpr int LANES = SIZE > 64 ? 16 : SIZE > 32 ? 8 : 4, STEP = 128 / LANES;
     int first = int(threadIdx.x) % 128 / LANES, chunk = int(threadIdx.x) % LANES;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void copy_operands(
     const Ring& ring, const Tile& tile, const unsigned short* list, const tile_t* q, const tile_t* k, const tile_t* v,
     int batch, PAGE_PARAMETERS const Params& p)
 {
-    copy_lines<TILE_M, HEAD_SIZE>(ring.base, q, p.rows * SHARED - tile.row, [&](int i) {
+    copy_to_panels<TILE_M, HEAD_SIZE>(ring.base, q, p.rows * SHARED - tile.row, [&](int i) {
         int r = tile.row + i;
         return (long long)(r % SHARED) * p.q_head + (long long)(r / SHARED) * p.q_row;
     });
@@ -74,11 +74,11 @@ __device__ __forceinline__ void copy_operands(
         Place at = place_of(batch, position, p.k_row, p.v_row, PAGE_ARGUMENTS p);
         const tile_t *keys = k + at.key, *values = v + at.value;
         wait_for_phase(ring.keys_empty(stage), parity);
-        copy_lines<BLOCK, HEAD_SIZE>(
+        copy_to_panels<BLOCK, HEAD_SIZE>(
             ring.keys(stage), keys, LENGTH - position, [&](int i) { return (long long)i * p.k_row; });
         arrive_with_copies(ring.keys_full(stage));
         wait_for_phase(ring.values_empty(stage), parity);
-        copy_lines<BLOCK, VALUE_SIZE>(
+        copy_to_panels<BLOCK, VALUE_SIZE>(
             ring.values(stage), values, LENGTH - position, [&](int i) { return (long long)i * p.v_row; });
         arrive_with_copies(ring.values_full(stage));
         if (++stage == STAGES) {

@@ -137,6 +137,10 @@ __device__ __forceinline__ float power_of_two(float exponent)
     return power;
 }
 
+// A power of e in two instructions where there are eight, with an error of at most 2^-17 of it: its exponent as one of
+// two is rounded. Below 2^-126 it is zero.
+__device__ __forceinline__ float short_exp(float exponent) { return power_of_two(exponent * 1.44269504088896341f); }
+
 // The greater and the lesser of two; NaN stays.
 template <typename T>
 __device__ __forceinline__ T greater(T a, T b) { return a > b || a != a ? a : b; }

@@ -39,3 +39,22 @@ __device__ __forceinline__ void copy_groups(uint target, const TensorMap& map, u
                  ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(group), "r"(0)
                  : "memory");
 }
+
+// Starts storing a box of lines from shared memory, 64 elements of each.
+__device__ __forceinline__ void store_lines(const TensorMap& map, uint source, int k, int line)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\n"
+                 "cp.async.bulk.commit_group;"
+                 ::"l"(&map), "r"(source), "r"(k), "r"(line)
+                 : "memory");
+}
+
+// Waits until the engine has read all but the latest PENDING of the boxes that this thread stores.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_reading()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Waits until all boxes that this thread stores are in memory.
+__device__ __forceinline__ void wait_for_storing() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }

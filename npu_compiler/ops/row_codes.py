@@ -8,14 +8,12 @@ from npu_compiler.ops.reduction import greatest
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Work
-from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE
-from npu_compiler.tensor.expr import Call, Const
+from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE, size_bits
+from npu_compiler.tensor.expr import Call
 from npu_compiler.tensor.reducing import reduce
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply
 
 __all__ = ["quantize"]
-
-_MAGNITUDE = Const(0x7FFF_FFFF, INT32)
 
 
 def _rows_of_input(call: RowCall) -> Passage | None:
@@ -41,10 +39,7 @@ def quantize(input: Tensor, dtype: object) -> tuple[Tensor, Tensor]:
         )
     most = LARGEST[kind]
     numbers = input.cast(FLOAT32)
-    bits = numbers.with_expr(Call("and", (Call("bits", (numbers.expr,), INT32), _MAGNITUDE), INT32), INT32)
-    (largest,) = reduce(
-        bits, greatest, [-1], True
-    )  # bits of numbers without a sign are in the order of these, NaN last
+    (largest,) = reduce(numbers.with_expr(size_bits(numbers.expr), INT32), greatest, [-1], True)
     size = largest.with_expr(Call("of_bits", (largest.expr,), FLOAT32), FLOAT32)
     scales = apply("max", size * (1 / most), LEAST_SCALE).realize()
     codes = numbers * (1.0 / scales)

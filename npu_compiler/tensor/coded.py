@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from npu_compiler.dtypes import BOOL, FLOAT8_E4M3FN, FLOAT32, INT8, INT32, DType
 from npu_compiler.tensor.expr import Call, Const, Expr, walk
 
-__all__ = ["LARGEST", "LEAST_SCALE", "decoded", "encoded", "encoded_number"]
+__all__ = ["LARGEST", "LEAST_SCALE", "decoded", "encoded", "encoded_number", "size_bits", "size_of"]
 
 LARGEST = {INT8: 127.0, FLOAT8_E4M3FN: 448.0}
 """The greatest number of each type of codes with a scale for each row, which the largest of a row becomes."""
 LEAST_SCALE = 1e-12
 """Of a row of zeros: anything that has an inverse."""
+_MAGNITUDE = Const(0x7FFFFFFF, INT32)
 
 
 def decoded(code: Expr, kind: DType) -> Expr:
@@ -39,6 +40,19 @@ def encoded_number(code: Expr, kind: DType) -> Expr | None:
         return None
     numbers = (node.args[0] for node in walk(code) if isinstance(node, Call) and node.fn == "bits")
     return next((number for number in numbers if encoded(number, kind) == code), None)
+
+
+def size_bits(number: Expr) -> Expr:
+    """The bits of a float32 without its sign, an integer: those of all numbers are in the order of these, NaN last."""
+    return Call("and", (Call("bits", (number,), INT32), _MAGNITUDE), INT32)
+
+
+def size_of(bits: Expr) -> Expr | None:
+    """The number that an expression is the `size_bits` of; None where it is no such expression."""
+    if not isinstance(bits, Call) or bits.fn != "and" or bits.args[1] != _MAGNITUDE:
+        return None
+    of = bits.args[0]
+    return of.args[0] if isinstance(of, Call) and of.fn == "bits" else None
 
 
 def _expr(value: object, dtype: DType) -> Expr:

@@ -207,6 +207,7 @@ FUNCTIONS: dict[str, Function] = {
     "neg": Function("(-{0})", np.negative),
     "abs": Function("({0} < 0 ? -{0} : {0})", np.abs),
     "exp": Function("exp({0})", np.exp),
+    "short_exp": Function("exp({0})", np.exp),  # of what is rounded to 16 bits at the end; a dialect may be 2^-17 off
     "log": Function("log({0})", np.log),
     "sqrt": Function("sqrt({0})", np.sqrt),
     "rsqrt": Function("rsqrt({0})", lambda x: 1 / np.sqrt(x)),

@@ -120,16 +120,20 @@ def test_equals_the_exact_product(kind: torch.dtype, tiling: BulkTiling | Tiling
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
-@pytest.mark.parametrize(("k", "norm"), [(48, False), (528, True), (3104, True)])
-def test_rows_are_rounded_on_the_processor(k: int, norm: bool, tmp_path: Path) -> None:
-    kind = torch.float8_e4m3fn
-    model = ByteProduct(32, k, kind, torch.bfloat16, norm)
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("k", "norm"), [(48, False), (528, True), (3104, True), (3104, False)])
+def test_rows_are_rounded_on_the_processor(
+    kind: torch.dtype, dtype: torch.dtype, k: int, norm: bool, tmp_path: Path
+) -> None:
+    model = ByteProduct(32, k, kind, dtype, norm)
     plan, (x, _) = model.compiled(1030).main, model.inputs(1030)
     (call,) = plan.steps[0].calls if isinstance(plan.steps[0], CallOption) else [plan.steps[0]]
     assert isinstance(call, KernelCall)
     assert plan.kernels[call.kernel].text.count("1.0f / ") == 1
     text = plan.kernels[call.kernel].text
-    assert text.index("1.0f / ") < text.index("Pack<uint8, 8> result")  # once for a row, not for each code
+    stored = " result[8]" if kind.is_floating_point else "Pack<int8, 8> result"
+    assert text.index("1.0f / ") < text.index(stored)  # once for a row, not for each code
     named = {"x": x, "b_gain": model.gain}
     tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
     arena = torch.from_numpy(run_on_host(plan, call, tensors, tmp_path).copy())

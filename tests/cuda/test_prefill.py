@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 import npu_compiler
-from npu_compiler.artifact.plan import KernelCall, options_of
+from cuda_compiler.attention import prefill
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
+from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.problems.attention import Attention
 from npu_runtime import Device
 from tests.cuda.test_attention import BOTH, NAME, added, grouped, up_to
 from tests.ops import test_ops
 from tests.ops.cases import BOOL, Case, Operand, case, floats
+from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
 
 
 def many(heads: int, groups: int, rows: int, length: int, size: int, *mask: Operand, **options: object) -> Case:
@@ -82,3 +90,63 @@ def test_what_does_not_fit_warpgroups_takes_the_other_way(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_torch(case: Case, compute: torch.dtype, device: Device) -> None:
     test_ops.check(case, torch.float32, compute, device)
+
+
+def halves(rows: int, length: int, *mask: Operand, **options: object) -> Case:
+    """Two query heads for one head of keys."""
+    keys = [floats(1, 1, length, 64) for _ in range(2)]
+    return case(NAME, floats(1, 2, rows, 64), *keys, *mask, enable_gqa=True, **options).storing(2)
+
+
+def random_mask(rows: int, length: int) -> Operand:
+    drawn = np.random.default_rng(rows).random((rows, length)) < 0.5
+    return Operand((1, 1, rows, length), BOOL, data=tuple(map(float, drawn.reshape(-1))))
+
+
+def check_on_host(case: Case, plan: ExecutionPlan, folder: Path) -> None:
+    """Runs a plan for bfloat16 on the processor and compares the result with PyTorch in float64."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [operand.tensor(generator, torch.bfloat16) for operand in case.operands()]
+    specs = {spec.name: spec for spec in (*plan.inputs, *plan.outputs)}
+    stored = {f"x{number}": tensor for number, tensor in enumerate(tensors)}
+    in_memory = {
+        name: tensor.to(getattr(torch, specs[name].dtype.name)).permute(specs[name].layout.order).contiguous()
+        for name, tensor in stored.items()
+    }
+    found = run_plan_on_host(plan, {name: t.view(torch.uint8).numpy() for name, t in in_memory.items()}, folder)
+    (output,), (expected,) = plan.outputs, case.expected(tensors)
+    order = output.layout.order
+    wanted = expected.permute(order)
+    result = torch.from_numpy(found[output.name]).view(torch.bfloat16).reshape(wanted.shape)
+    unit = torch.finfo(torch.bfloat16).eps / 2
+    torch.testing.assert_close(result.double(), wanted, rtol=unit, atol=2 * unit * float(wanted.abs().max()))
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize(("multiprocessors", "warpgroups", "blocks"), [(1, 2, 7), (1, 1, 13), (32, 1, 13)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        halves(400, 400, up_to(400, 400, 0)),
+        halves(390, 400, random_mask(390, 400)),
+        halves(390, 390, random_mask(390, 390)),
+        halves(400, 400, closed_rows(400, 400)),
+        halves(400, 400, is_causal=True),
+    ],
+    ids=str,
+)
+def test_tiles_of_many_rows_on_the_processor(
+    case: Case, multiprocessors: int, warpgroups: int, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In tiles of 128 rows, and of 64."""
+
+    def divided(problem: Attention, device: DeviceModel) -> prefill._Division:
+        few = replace(device, cores=multiprocessors)
+        return prefill._Division(problem, few, warpgroups, 3 - warpgroups, block=64 * warpgroups, stages=2)
+
+    monkeypatch.setattr(prefill, "_divide", divided)
+    plan = npu_compiler.compile(case.ir(torch.float32), "cuda", "bfloat16").main.resolved(lambda *_: 0)
+    launches = [call for call in plan.calls if isinstance(call, KernelCall)]
+    grids = [call.grid for call in launches if plan.kernels[call.kernel].entry == "attention_prefill"]
+    assert grids == [(blocks, 1, 1)]
+    check_on_host(case, plan, tmp_path)

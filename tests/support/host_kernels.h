@@ -154,6 +154,7 @@ static unsigned __ballot_sync(unsigned mask, int value)
     }
     return result;
 }
+static int __any_sync(unsigned mask, int value) { return __ballot_sync(mask, value) != 0; }
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static int atomicAdd(int* sum, int value) { return (*sum += value) - value; }
 template <typename T> static T __ldcg(const T* source) { return *source; }
@@ -292,6 +293,13 @@ static unsigned short host_from_shared(unsigned long long descriptor, int number
     return element;
 }
 
+// One of a second operand whose permuted lines run along its columns, 64 of them; where the next 64 lie the descriptor says.
+static unsigned short host_along_columns(unsigned long long descriptor, int column, int k)
+{
+    unsigned panel = unsigned(descriptor >> 16 & 0x3fff) * 16;
+    return host_from_shared(descriptor + column / 64 * (panel >> 4), k, column % 64);
+}
+
 // One of the first operand in the registers of each warp, 16 rows a warp.
 static unsigned short host_from_registers(const unsigned (&a)[4], int row, int k)
 {
@@ -305,8 +313,8 @@ static void host_show(const unsigned (&a)[4])
 }
 
 // wgmma: a warp has 16 of the 64 rows.
-template <int EIGHTS, typename First>
-static void host_multiply_columns(float (&sum)[EIGHTS][4], First first, unsigned long long b, int adds, bool is_half)
+template <int EIGHTS, typename First, typename Second>
+static void host_multiply_columns(float (&sum)[EIGHTS][4], First first, Second second, int adds, bool is_half)
 {
     int lane = current->thread.x % 32, warp = current->thread.x / 32 % 4;
     __syncwarp();
@@ -315,7 +323,7 @@ static void host_multiply_columns(float (&sum)[EIGHTS][4], First first, unsigned
             int row = warp * 16 + lane / 4 + index / 2 * 8, column = block * 8 + lane % 4 * 2 + index % 2;
             float total = adds ? sum[block][index] : 0;
             for (int k = 0; k < 16; ++k) {
-                total += number_of_bits(first(row, k), is_half) * number_of_bits(host_from_shared(b, column, k), is_half);
+                total += number_of_bits(first(row, k), is_half) * number_of_bits(second(column, k), is_half);
             }
             sum[block][index] = total;
         }
@@ -323,15 +331,19 @@ static void host_multiply_columns(float (&sum)[EIGHTS][4], First first, unsigned
     __syncwarp();
 }
 template <int EIGHTS>
-static void host_wgmma(float (&sum)[EIGHTS][4], const unsigned (&a)[4], unsigned long long b, int adds, bool is_half)
+static void host_wgmma(
+    float (&sum)[EIGHTS][4], const unsigned (&a)[4], unsigned long long b, int adds, bool is_half, bool along_columns = false)
 {
     host_show(a);
-    host_multiply_columns(sum, [&](int row, int k) { return host_from_registers(a, row, k); }, b, adds, is_half);
+    auto second = along_columns ? host_along_columns : host_from_shared;
+    auto held = [&](int column, int k) { return second(b, column, k); };
+    host_multiply_columns(sum, [&](int row, int k) { return host_from_registers(a, row, k); }, held, adds, is_half);
 }
 template <int EIGHTS>
 static void host_wgmma(float (&sum)[EIGHTS][4], unsigned long long a, unsigned long long b, int adds, bool is_half)
 {
-    host_multiply_columns(sum, [&](int row, int k) { return host_from_shared(a, row, k); }, b, adds, is_half);
+    auto second = [&](int column, int k) { return host_from_shared(b, column, k); };
+    host_multiply_columns(sum, [&](int row, int k) { return host_from_shared(a, row, k); }, second, adds, is_half);
 }
 
 // ldmatrix of four matrices.
@@ -466,4 +478,18 @@ static void host_copy_box(unsigned target, const void* map, unsigned at, const i
     PhaseBarrier& barrier = current->own->phases.at(at);
     barrier.bytes -= count * 2;
     end_phase(barrier);
+}
+
+// Stores a box of two axes, its lines of 128 bytes, those beyond the tensor left out.
+static void host_store_box(unsigned source, const void* map, int first, int line)
+{
+    const HostMap& tensor = *(const HostMap*)map;
+    for (int index = 0; index < tensor.box[0] * tensor.box[1]; ++index) {
+        int along = first + index % tensor.box[0], across = line + index / tensor.box[0];
+        unsigned place = source + index * 2;
+        if (along < tensor.sizes[0] && across < tensor.sizes[1]) {
+            memcpy((unsigned char*)tensor.address + along * 2 + across * tensor.strides[1],
+                   host_shared() + (place ^ (place >> 7) % 8 * 16), 2);
+        }
+    }
 }

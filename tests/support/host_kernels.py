@@ -33,6 +33,7 @@ _STATEMENTS = {
     r'asm\("cvt\.f32\.f16 .*?;"[^;]*;': "value = host_float(bits);",
     r'asm\("cvt\.rn\.bf16\.f32 .*?;"[^;]*;': "bits = host_bfloat(value);",
     r'asm\("rcp\.approx\.ftz\.f32 .*?;"[^;]*;': "reciprocal = 1.0f / divisor;",
+    r'asm\("ex2\.approx\.ftz\.f32 .*?;"[^;]*;': "power = exp2f(exponent);",
     r'asm\("sub\.f16x2 .*?;"[^;]*;': "result = pairwise(b, 0xbc00bc00u, a, true);",
     r'asm\("mul\.f16x2 .*?;"[^;]*;': "result = pairwise(a, b, 0x80008000u, true);",
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
@@ -42,11 +43,20 @@ _STATEMENTS = {
         "#define MULTIPLY_CODES(left) host_multiply_codes(at, a, b0, b1, left)\n"
     ),
     r'#define MULTIPLY_EIGHT\(left\).*?"r"\(b\)\)\n': "#define MULTIPLY_EIGHT(left) abort()\n",
+    r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.f16\.f16[^#]*adds, 1, 1, 1;[^#]*#endif": (
+        "host_wgmma(sum, a, b, adds, true, true);"
+    ),
+    r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.bf16\.bf16[^#]*adds, 1, 1, 1;[^#]*#endif": (
+        "host_wgmma(sum, a, b, adds, false, true);"
+    ),
     r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.f16\.f16[^#]*#endif": (
         "host_wgmma(sum, a, b, adds, true);"
     ),
     r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.bf16\.bf16[^#]*#endif": (
         "host_wgmma(sum, a, b, adds, false);"
+    ),
+    r'asm\("max\.u16x2 .*?;"[^;]*;': (
+        "sizes = max(sizes & 0xffffu, pair & 0xffffu) | max(sizes & 0xffff0000u, pair & 0xffff0000u);"
     ),
     r'asm\("max\.NaN\.f32 .*?;"[^;]*;': "result = a > b || a != a ? a : b;",
     r'asm\("min\.NaN\.f32 .*?;"[^;]*;': "result = a < b || a != a ? a : b;",
@@ -57,6 +67,11 @@ _FUNCTIONS = {
     "hurry_next_grid": "inline void hurry_next_grid() {}\n",
     "commit_copies": "inline void commit_copies() {}\n",
     "wait_for_copies": "inline void wait_for_copies() {}\n",
+    "copy_chunk_to": (
+        "inline void copy_chunk_to(uint target, const void* source, bool valid)\n{\n"
+        "    memset(host_shared() + target, 0, 16);\n"
+        "    host_load<16>((unsigned*)(host_shared() + target), source, valid);\n}\n"
+    ),
     "copy_chunk": (
         "inline void copy_chunk(void* target, const void* source, bool valid)\n{\n"
         "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
@@ -81,6 +96,10 @@ _FUNCTIONS = {
         "    bits = valid && sizeof(T) == 2 ? 0 : bits;\n    host_load<sizeof(T)>(&bits, source, valid);\n}\n"
     ),
     "float8_e4m3_code": "inline int float8_e4m3_code(float number) { return host_float8_e4m3(number); }\n",
+    "float8_e4m3_pair": (
+        "inline uint float8_e4m3_pair(float first, float second)\n{\n"
+        "    return uint(host_float8_e4m3(first)) | uint(host_float8_e4m3(second)) << 8;\n}\n"
+    ),
     "transposed": "inline uint transposed(uint matrix) { return host_transposed(matrix); }\n",
     "make_barrier": (
         "inline void make_barrier(uint barrier, int count)\n{\n"
@@ -106,6 +125,12 @@ _FUNCTIONS = {
         "inline void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)\n{\n"
         "    host_copy_box(target, &map, barrier, {k, 0, 0, 0, group});\n}\n"
     ),
+    "store_lines": (
+        "inline void store_lines(const TensorMap& map, uint source, int k, int line)\n{\n"
+        "    host_store_box(source, &map, k, line);\n}\n"
+    ),
+    "wait_for_reading": "inline void wait_for_reading() {}\n",
+    "wait_for_storing": "inline void wait_for_storing() {}\n",
     "allow_registers": "inline void allow_registers() {}\n",
     "leave_registers": "inline void leave_registers() {}\n",
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
