@@ -119,7 +119,7 @@ def _asked(url: str, vocabulary: int, load: Load, steps: Mapping[int, float], de
     period = 2 * load.clients * load.answer / most
     half = ask(url, vocabulary, load, load.clients, load.seconds + 2 * period, period)
     start = min(record["asked"] for record in half) + 2 * period  # until then there are fewer texts than later
-    share = throughput(half, start) / most
+    share = throughput(half, (start, max(record["asked"] for record in half))) / most
     half = [record for record in half if record["asked"] >= start]
     first = [1000 * (record["first"] - record["asked"]) for record in half]
     yield {
@@ -304,18 +304,23 @@ def ask(
         return [json.loads(line) for file in Path(folder).glob("records-*") for line in file.read_text().splitlines()]
 
 
-def throughput(records: Sequence[dict[str, Any]], since: float = 0.0) -> float:
-    """Tokens a second while all clients asked, from a time on."""
-    clients: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in records:
-        clients[record["client"]].append(record)
-    start: float = max(since, *(min(record["asked"] for record in own) for own in clients.values()))
-    end: float = min(max(record["end"] for record in own) for own in clients.values())
+def throughput(records: Sequence[dict[str, Any]], span: tuple[float, float] | None = None) -> float:
+    """Tokens a second between two times; while all clients asked where none are given."""
+    start, end = span or _all_asked(records)
     tokens = 0.0
     for record in records:
         share = min(record["end"], end) - max(record["first"], start)
         tokens += record["tokens"] * max(0.0, share) / (record["end"] - record["first"])
     return tokens / (end - start)
+
+
+def _all_asked(records: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """From when until when each client had a request under way, or had just been answered."""
+    clients: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        clients[record["client"]].append(record)
+    start = max(min(record["asked"] for record in own) for own in clients.values())
+    return start, min(max(record["end"] for record in own) for own in clients.values())
 
 
 def main() -> None:

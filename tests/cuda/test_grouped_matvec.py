@@ -211,7 +211,7 @@ def errors(case: Case, dtype: torch.dtype, device: Device) -> tuple[float, float
     parts, (x, y, norm) = case.parts(dtype), inputs_of(case, dtype)
     exact, weight = case.exact(parts, x, y, norm)
     inputs = {"x": x} | ({"y": y} if case.behind == "residual" else {})
-    weights = {**parts, **({"norm": norm} if case.behind == "norm ahead" else {})}
+    weights = {**parts, **({"norm": norm} if case.behind.endswith("norm ahead") else {})}
     result = torch.as_tensor(load(case.program(dtype), weights, device)(**inputs)).double().cpu()
     plain = (
         (x.double() @ weight.to(dtype).double().T).to(dtype).double() if not case.behind else exact.to(dtype).double()
