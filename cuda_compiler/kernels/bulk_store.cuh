@@ -171,6 +171,9 @@ __device__ __forceinline__ void finish(
         int owner = group / OWN, inside = group % OWN;
         int row = work.row + group_row(owner / 4) + inside / GROUPS * 64 + owner % 4 * 16 + lane / 4;
         int col = work.col + group_col(owner / 4) + inside % GROUPS * 32;
+        if (!is_inside(row, col, p)) {
+            continue; // a part that nobody adds may still be on its way when its block has left the cluster
+        }
         Fetched found[2 * PACKS];
         #pragma unroll
         for (int i = 0; i < 2 * PACKS; ++i) {
