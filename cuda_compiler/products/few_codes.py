@@ -8,14 +8,13 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.packing import CHUNK
-from cuda_compiler.products.few_codes_sizes import BUNDLE, TILE, Work, few_codes_sizes
+from cuda_compiler.products.coded_tiles import BUNDLE, TILE, group_of, unit_of
+from cuda_compiler.products.few_codes_sizes import Work, few_codes_sizes
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
 from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
-from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
@@ -90,16 +89,11 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
 
 def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:
     """A product as the kernel sees it; None where it does not suit."""
-    vector, group = found.a, 0 if codes.group >= found.k else codes.group
-    if not 1 < found.m <= MAX_ROWS or found.batches != 1 or found.n % TILE or not suits_codes(codes):
+    group = group_of(found, codes)
+    if not 1 < found.m <= MAX_ROWS or not suits_codes(codes):
         return None
-    is_computed = isinstance(vector.operand, Computed)
-    if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(CHUNK, found.k, True)):
-        return None
-    units = (unit for unit in _UNITS if not found.k % (BUNDLE * unit) and group % unit == 0)
-    unit = next(units, None)
-    constant = all(lowering.tensors[index].source is None for index in codes.reads())
-    if unit is None or not constant or not _lies_in_rows(found, codes, group, unit):
+    unit = unit_of(found, codes, lowering, _UNITS)
+    if unit is None or not _lies_in_rows(found, codes, group, unit):
         return None
     return Work(
         rows=found.m,
@@ -110,7 +104,7 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
         group=group,
         scale_bytes=codes.scale.dtype.size,
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
-        is_computed=is_computed,
+        is_computed=isinstance(found.a.operand, Computed),
     )
 
 

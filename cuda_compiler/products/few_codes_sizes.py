@@ -6,18 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cuda_compiler.devices import cluster_cores
+from cuda_compiler.products.coded_tiles import BUNDLE, TILE, CodedTiles
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
-__all__ = ["BUNDLE", "TILE", "FewCodes", "FewCodesCosts", "Work", "few_codes_sizes"]
+__all__ = ["FewCodes", "FewCodesCosts", "Work", "few_codes_sizes"]
 
-TILE = 16
-"""Rows of the matrix that a warp has at a time."""
-
-BUNDLE = 4
-"""Units that are the least that a warp has of a row."""
-
-_LINE = 128  # bytes of shared memory that eight rows are read from at a time
 _BARRIERS = 16  # of a block, one of which all threads share
 
 
@@ -42,44 +36,16 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
 
 
 @dataclass(frozen=True)
-class Work:
+class Work(CodedTiles):
     """What threads share.
 
     Attributes:
         rows: Rows of the vectors.
-        outputs, k: Rows of the matrix, and codes of each.
-        bits: Of a code.
-        unit: Codes along k that are in one group.
-        group: Codes that share a scale; 0 where a row has but one.
-        scale_bytes: Of a scale.
-        zero_bits: Of a zero point in memory; 0 where there are none.
         is_computed: Whether blocks compute the vectors.
     """
 
     rows: int
-    outputs: int
-    k: int
-    bits: int
-    unit: int
-    group: int
-    scale_bytes: int
-    zero_bits: int
     is_computed: bool
-
-    @property
-    def tiles(self) -> int:
-        """Of the matrix."""
-        return self.outputs // TILE
-
-    @property
-    def bundles(self) -> int:
-        """Of a row."""
-        return self.k // self.unit // BUNDLE
-
-    @property
-    def step(self) -> int:
-        """Bundles that a warp takes at a time, whole lines of shared memory."""
-        return max(1, _LINE // (BUNDLE * self.unit * self.bits // 8))
 
     @property
     def stage_bytes(self) -> int:

@@ -8,14 +8,13 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.octets import octet_prologue
-from cuda_compiler.packing import CHUNK
-from cuda_compiler.products.integer_rows_sizes import BUNDLE, TILE, Work, integer_rows_sizes
+from cuda_compiler.products.coded_tiles import TILE, group_of, unit_of
+from cuda_compiler.products.integer_rows_sizes import Work, integer_rows_sizes
 from cuda_compiler.products.vectors import VECTOR_MACROS, Vectors, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
-from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
@@ -93,16 +92,9 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
 
 def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:
     """A product as the kernel sees it; None where it does not suit."""
-    vector, group = found.a, 0 if codes.group >= found.k else codes.group
-    if found.m != 1 or found.batches != 1 or found.n % TILE:
-        return None
-    is_computed = isinstance(vector.operand, Computed)
-    if not is_computed and (type(vector.operand) is not Operand or not vector.has_chunks(CHUNK, found.k, True)):
-        return None
-    units = (unit for unit in _UNITS if not found.k % (BUNDLE * unit) and group % unit == 0)
-    unit = next(units, None)
-    constant = all(lowering.tensors[index].source is None for index in codes.reads())
-    if unit is None or not constant or not _suits(found, codes, group):
+    vector, group = found.a, group_of(found, codes)
+    unit = unit_of(found, codes, lowering, _UNITS) if found.m == 1 else None
+    if unit is None or not _suits(found, codes, group):
         return None
     return Work(
         outputs=found.n,
@@ -112,7 +104,7 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
         group=group,
         scale_bytes=codes.scale.dtype.size,
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
-        computed=found.k if is_computed and _octets(vector, lowering, 1) is None else 0,
+        computed=found.k if isinstance(vector.operand, Computed) and _octets(vector, lowering, 1) is None else 0,
     )
 
 

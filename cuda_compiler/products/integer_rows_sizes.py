@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cuda_compiler.products.coded_tiles import BUNDLE, TILE, CodedTiles
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
-__all__ = ["BUNDLE", "TILE", "IntegerRows", "IntegerRowsCosts", "Work", "integer_rows_sizes"]
-
-TILE = 16
-"""Rows of the matrix that a warp has at a time."""
-
-BUNDLE = 4
-"""Units that are the least that a warp has of a row."""
+__all__ = ["IntegerRows", "IntegerRowsCosts", "Work", "integer_rows_sizes"]
 
 _CLOSE = 1.02  # what differs less from the quickest is as quick
-_LINE = 128  # bytes of shared memory that eight rows are read from at a time
 _BANKS = 16  # bytes between rows that would begin in the same one
 _BARRIERS = 16  # of a block, one of which all threads share
 
@@ -43,42 +37,14 @@ class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
 
 
 @dataclass(frozen=True)
-class Work:
+class Work(CodedTiles):
     """What threads share.
 
     Attributes:
-        outputs, k: Rows of the matrix, and codes of each.
-        bits: Of a code.
-        unit: Codes along k whose products add up as integers.
-        group: Codes that share a scale; 0 where a row has but one.
-        scale_bytes: Of a scale.
-        zero_bits: Of a zero point in memory; 0 where there are none.
         computed: Numbers of the vector that each block computes.
     """
 
-    outputs: int
-    k: int
-    bits: int
-    unit: int
-    group: int
-    scale_bytes: int
-    zero_bits: int
     computed: int
-
-    @property
-    def tiles(self) -> int:
-        """Of the matrix."""
-        return self.outputs // TILE
-
-    @property
-    def bundles(self) -> int:
-        """Of a row."""
-        return self.k // self.unit // BUNDLE
-
-    @property
-    def step(self) -> int:
-        """Bundles that a warp takes at a time, whole lines of shared memory."""
-        return max(1, _LINE // (BUNDLE * self.unit * self.bits // 8))
 
     @property
     def zero_row(self) -> int:

@@ -29,7 +29,16 @@ from npu_text.batching.choosing import LaneChooser, accepted
 from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.lane_sampling import check_sampling
 from npu_text.batching.scoring import TokenScorer
-from npu_text.batching.step_calls import TURNS, Scene, StepCalls, StepResult, StepTurn, device_buffer, visible
+from npu_text.batching.step_calls import (
+    TURNS,
+    LogitReaders,
+    Scene,
+    StepCalls,
+    StepResult,
+    StepTurn,
+    device_buffer,
+    visible,
+)
 from npu_text.step_check import check_batch
 from npu_text.step_functions import ProgramFunctions, open_program
 
@@ -83,11 +92,13 @@ class PagedEngine:
         self._beside = device.sibling()  # where prompts are filled in while texts go on
         fills = self._chunk.values()
         rows = self.lanes * max(self.guess, 1)
-        self._chosen = [device.backend.allocate_visible(8 * rows) for _ in range(TURNS)]  # int64, by steps in turns
+        chosen = [device.backend.allocate_visible(8 * rows) for _ in range(TURNS)]  # int64, by steps in turns
         executors = {  # all of them, ahead of any recording
             name: functions.executor(name, self._beside if name in fills else None) for name in batch.functions
         }
         pools = _pools(batch, executors[next(iter(executors))], device)
+        readers = LogitReaders(self.chooser, self.scorer)
+        stepping = readers._replace(chosen=chosen)
         self._functions = {
             name: StepCalls(
                 Scene(
@@ -95,9 +106,7 @@ class PagedEngine:
                     executor,
                     pools,
                     functions.weights,
-                    self.chooser,
-                    self.scorer,
-                    () if name in fills else self._chosen,
+                    readers if name in fills else stepping,
                     self.pages,
                 )
             )

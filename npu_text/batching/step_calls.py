@@ -25,7 +25,7 @@ from npu_text.batching.choosing import LaneChooser
 from npu_text.batching.engine import Chosen, LaneSteps, MaskSource, Prefill, Stepped
 from npu_text.batching.scoring import BoundScores, TokenScorer
 
-__all__ = ["TURNS", "Scene", "StepCalls", "StepResult", "StepTurn", "device_buffer", "visible"]
+__all__ = ["TURNS", "LogitReaders", "Scene", "StepCalls", "StepResult", "StepTurn", "device_buffer", "visible"]
 
 _Given = TypeVar("_Given")
 TURNS = 2  # steps that may be on their way at a time: one goes on from what the one before chooses
@@ -33,6 +33,20 @@ _TURNS_BESIDE = 4  # of one that overlaps with others: several may be queued whi
 _NOBODY = -1  # the position of what is nobody's
 _KNOWN = -1  # the source of a token that the host gives
 _TOKEN_BYTES = 8
+
+
+class LogitReaders(NamedTuple):
+    """What reads the logits of functions.
+
+    Attributes:
+        chooser: Chooses tokens.
+        scorer: Scores those of prompts.
+        chosen: Visible memory for the tokens that steps choose, by their turns' numbers; none where no step follows.
+    """
+
+    chooser: LaneChooser
+    scorer: TokenScorer
+    chosen: Sequence[DeviceBuffer] = ()
 
 
 class Scene:
@@ -56,14 +70,12 @@ class Scene:
         executor: Executor,
         pools: Sequence[NPUBuffer],
         weights: Weights,
-        chooser: LaneChooser,
-        scorer: TokenScorer,
-        chosen: Sequence[DeviceBuffer],
+        readers: LogitReaders,
         idle: int,
     ) -> None:
         device = self.device = executor.device
-        self.overlaps = device.backend is not chooser.device.backend
-        self._chosen = tuple(chosen)
+        self._chooser, self._scorer, self._chosen = readers
+        self.overlaps = device.backend is not self._chooser.device.backend
         self.step, self.idle = step, idle
         specs = {spec.name: spec for spec in executor.plan.inputs}
         self._names = [name for name in (step.tokens, step.positions, step.tables, step.last) if name]
@@ -71,10 +83,9 @@ class Scene:
         self.follows = bool(self._chosen) and self.staged[0].shape[1] == 1
         given = [(f"input_{i}", spec.shape, str(spec.host_dtype)) for i, spec in enumerate(self.staged)]
         ir = staging_ir(given, self._chosen[0].nbytes // _TOKEN_BYTES if self.follows else 0)
-        self._staging = Executor(compile(ir, device.target, chooser.kind), device)
+        self._staging = Executor(compile(ir, device.target, self._chooser.kind), device)
         self.around = {spec.name: spec for spec in self._staging.plan.inputs}
         self._there = [device_buffer(device, spec) for spec in self.staged]
-        self._chooser, self._scorer = chooser, scorer
         self._spec = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
         self._inputs = dict(zip(self._names, self._there, strict=True))
         self._inputs |= {name: pool for (name, _), pool in zip(step.pools, pools, strict=True)}

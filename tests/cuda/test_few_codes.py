@@ -126,11 +126,11 @@ def test_others_are_left_to_the_kernel_for_all_codes(case: Case) -> None:
 
 def test_sizes_give_all_multiprocessors_work() -> None:
     """The sizes that were the quickest where they were timed."""
-    gate = Work(8, 17920, 1536, 4, 64, 64, 2, 4, True)
+    gate = Work(17920, 1536, 4, 64, 64, 2, 4, rows=8, is_computed=True)
     assert few_codes_sizes(gate, 2, H200) == FewCodes(9, 1, 3)
     assert few_codes_sizes(replace(gate, bits=8, group=0, zero_bits=0), 2, H200) == FewCodes(9, 1, 4)
     assert few_codes_sizes(replace(gate, outputs=2048), 2, H200) == FewCodes(1, 8, 1)
-    down = Work(8, 1536, 8960, 4, 64, 64, 2, 4, False)
+    down = Work(1536, 8960, 4, 64, 64, 2, 4, rows=8, is_computed=False)
     assert few_codes_sizes(down, 2, H200) == FewCodes(7, 2, 2, 8)
     assert few_codes_sizes(replace(down, bits=8, group=0, zero_bits=0), 2, H200) == FewCodes(7, 2, 2, 8)
     assert few_codes_sizes(replace(down, k=1 << 19), 2, H200) is None
