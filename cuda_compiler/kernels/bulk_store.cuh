@@ -151,53 +151,81 @@ __device__ __forceinline__ void store_shared(uint address, const float (&value)[
                  : "memory");
 }
 
-// Adds the parts that the blocks of a cluster have, always in the same order: each adds and stores some of the groups,
-// of all warps. All threads of the cluster come to two barriers here.
-__device__ __forceinline__ void finish(
-    const Sums& sums, const Ring& ring, const Work& work, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
-{
-    constexpr int OWN = STEPS_M * GROUPS, ALL = 8 * OWN, TOGETHER = RESIDENT == 1 ? 2 : 1;
-    static_assert(ALL * 16 * 128 <= STAGES * STAGE_BYTES, "results are staged where the operands were");
-    int lane = int(threadIdx.x % 32), split = int(blockIdx.y);
-    synchronize(1, 256); // both warpgroups have multiplied what was there
-    #pragma unroll
-    for (int i = 0; i < OWN * 4; ++i) {
-        const float (&own)[4] = sums.at[i / 4 / GROUPS][i / 4 % GROUPS * 4 + i % 4];
-        store_shared(ring.base + ((warp * OWN * 4 + i) * 32 + lane) * 16, own);
-    }
-    synchronize_cluster();
-    #pragma unroll TOGETHER
-    for (int group = split + SPLITS * warp; group < ALL; group += SPLITS * 8) {
-        int owner = group / OWN, inside = group % OWN;
-        int row = work.row + group_row(owner / 4) + inside / GROUPS * 64 + owner % 4 * 16 + lane / 4;
-        int col = work.col + group_col(owner / 4) + inside % GROUPS * 32;
-        if (!is_inside(row, col, p)) {
-            continue; // a part that nobody adds may still be on its way when its block has left the cluster
-        }
-        Fetched found[2 * PACKS];
+// What the epilogue reads for the groups that a warp adds, loaded before the tile is multiplied.
+struct Operands {
+    static constexpr int OWN = STEPS_M * GROUPS, ALL = 8 * OWN; // groups of a warp, and of the tile
+    static constexpr int ITEMS = (OWN + SPLITS - 1) / SPLITS;
+    int row, col; // of the tile
+    Fetched fetched[ITEMS][2 * PACKS];
+
+    __device__ __forceinline__ Operands(const Work& work, int warp, EPILOGUE_PARAMETERS const Params& p)
+    {
+        row = work.row + int(threadIdx.x) % 32 / 4, col = work.col;
         #pragma unroll
-        for (int i = 0; i < 2 * PACKS; ++i) {
-            int r = row + i / PACKS * 8, c = (col + lane % 4 * 8) / PAIRS + i % PACKS * STORE_SIZE;
-            if (is_inside(r, col, p)) {
-                found[i] = fetch(0, r, c, EPILOGUE_ARGUMENTS p);
-            }
-        }
-        float sum[4][4] = {};
-        #pragma unroll
-        for (int block = 0; block < SPLITS; ++block) {
+        for (int item = 0; item < ITEMS; ++item) {
+            int group = group_of(item, warp);
             #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float4 part = load_from_cluster(ring.base + ((group * 4 + i) * 32 + lane) * 16, block);
-                sum[i][0] += part.x, sum[i][1] += part.y, sum[i][2] += part.z, sum[i][3] += part.w;
+            for (int i = 0; i < 2 * PACKS; ++i) {
+                int r = row_of(group, i / PACKS), c = (col_of(group) + int(threadIdx.x) % 4 * 8) / PAIRS;
+                if (group < ALL && is_inside(r, col_of(group), p)) {
+                    fetched[item][i] = fetch(0, r, c + i % PACKS * STORE_SIZE, EPILOGUE_ARGUMENTS p);
+                }
             }
         }
-        #pragma unroll
-        for (int i = 0; i < 2 * PACKS; ++i) {
-            store_part(sum, i / PACKS, i % PACKS, found[i], row + i / PACKS * 8, col, out, EPILOGUE_ARGUMENTS p);
-        }
     }
-    leave_cluster(); // the others may still read what is staged here
-}
+
+    __device__ __forceinline__ static int group_of(int item, int warp)
+    {
+        return int(blockIdx.y) + SPLITS * (warp + 8 * item);
+    }
+    __device__ __forceinline__ int row_of(int group, int half_group) const
+    {
+        int owner = group / OWN, inside = group % OWN;
+        return row + group_row(owner / 4) + inside / GROUPS * 64 + owner % 4 * 16 + half_group * 8;
+    }
+    __device__ __forceinline__ int col_of(int group) const
+    {
+        return col + group_col(group / OWN / 4) + group % OWN % GROUPS * 32;
+    }
+
+    // Adds the parts that the blocks of a cluster have, always in the same order: each adds and stores some of the
+    // groups, of all warps. All threads of the cluster come to two barriers here.
+    __device__ __forceinline__ void add_and_store(
+        const Sums& sums, const Ring& ring, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    {
+        static_assert(ALL * 16 * 128 <= STAGES * STAGE_BYTES, "results are staged where the operands were");
+        int lane = int(threadIdx.x % 32);
+        synchronize(1, 256); // both warpgroups have multiplied what was there
+        #pragma unroll
+        for (int i = 0; i < OWN * 4; ++i) {
+            const float (&own)[4] = sums.at[i / 4 / GROUPS][i / 4 % GROUPS * 4 + i % 4];
+            store_shared(ring.base + ((warp * OWN * 4 + i) * 32 + lane) * 16, own);
+        }
+        synchronize_cluster();
+        #pragma unroll
+        for (int item = 0; item < ITEMS; ++item) {
+            int group = group_of(item, warp);
+            if (group >= ALL || !is_inside(row_of(group, 0), col_of(group), p)) {
+                continue; // a part that nobody adds may still be on its way when its block has left the cluster
+            }
+            float sum[4][4] = {};
+            #pragma unroll
+            for (int block = 0; block < SPLITS; ++block) {
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float4 part = load_from_cluster(ring.base + ((group * 4 + i) * 32 + lane) * 16, block);
+                    sum[i][0] += part.x, sum[i][1] += part.y, sum[i][2] += part.z, sum[i][3] += part.w;
+                }
+            }
+            #pragma unroll
+            for (int i = 0; i < 2 * PACKS; ++i) {
+                store_part(sum, i / PACKS, i % PACKS, fetched[item][i], row_of(group, i / PACKS), col_of(group), out,
+                           EPILOGUE_ARGUMENTS p);
+            }
+        }
+        leave_cluster(); // the others may still read what is staged here
+    }
+};
 #endif
 
 // What a multiplying warpgroup does with the tiles of its block.
@@ -217,13 +245,12 @@ __device__ __forceinline__ void multiply_and_store(
             continue;
         }
         Sums sums;
-#if SPLITS == 1
         Operands operands(work, group * 4 + warp, EPILOGUE_ARGUMENTS p);
         multiply_steps(sums, ring, turn, group, work.count);
+#if SPLITS == 1
         operands.store_all(sums, out, EPILOGUE_ARGUMENTS p);
 #else
-        multiply_steps(sums, ring, turn, group, work.count);
-        finish(sums, ring, work, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
+        operands.add_and_store(sums, ring, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
 #endif
     }
 }
