@@ -34,7 +34,8 @@ _LANES = 4  # whose neighbours follow each other
 MATMUL_BULK = KernelTemplate(
     "matmul_bulk",
     params="int m, n, k, tiles_m, tiles_n",
-    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL RESIDENT WHOLE_ROWS WHOLE_COLUMNS B_CONSTANT",
+    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL RESIDENT WHOLE_ROWS WHOLE_COLUMNS COPIERS_REGISTERS "
+    "B_CONSTANT",
     inputs="a b",
     shared_bytes=None,
     files=(
@@ -93,13 +94,17 @@ def lower_bulk(found: Product, around: AnchoredGroup, tiling: BulkTiling, unit: 
         unit: A data type of such elements.
         multiplied: What tensor cores see in them, see `warpgroup_product`.
     """
+    return bulk_launch(found, around, tiling, unit, multiplied, MATMUL_BULK, {}, {"COPIERS_REGISTERS": 24}, {})
+
+
+def bulk_launch(found, around, tiling, unit, multiplied, template, values, macros, inputs) -> KernelCall:  # type: ignore
     tiles_m, tiles_n = tiling.tiles(found.m, found.n)
     launch = Launch(
-        MATMUL_BULK,
+        template,
         grid=(tiling.blocks(tiles_m * tiles_n, around.device), tiling.splits, 1),
-        values=bulk_values(found, tiling),
-        macros={**tiling.macros(found.m, found.n), "B_CONSTANT": int(found.b.is_constant)},
-        inputs={"a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
+        values={**bulk_values(found, tiling), **values},
+        macros={**tiling.macros(found.m, found.n), "B_CONSTANT": int(found.b.is_constant), **macros},
+        inputs={**inputs, "a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
         flops=2 * prod(found.shape) * found.a.operand.shape[-1],
         text=warpgroup_product(tiling.group_columns, multiplied),
         block=(tiling.threads, 1, 1),

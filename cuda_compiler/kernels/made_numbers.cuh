@@ -1,0 +1,111 @@
+// Numbers of packed codes, made in memory beside a product that reads them there: by idle warps of all blocks, each
+// number once. Warps take pieces of PIECE_ROWS rows of the matrix, PART places of k, in the order in which tiles need
+// them: columns of the result that are multiplied TOGETHER, part by part. Whoever copies a part waits until all pieces
+// of it have been made. Only a warp that runs takes a piece, and it waits for nobody, so that blocks need not all run.
+constexpr int PART = 512, PIECE_ROWS = 4, OCTETS = PIECE_ROWS * PART / 8 / 32; // of a lane
+constexpr int PARTS = (COMMON + PART - 1) / PART, PIECES = TILE_N / PIECE_ROWS, PART_STEPS = PART / 64;
+constexpr int ROUND = TOGETHER * PARTS * PIECES, ALL_PIECES = (TILES_N + TOGETHER - 1) / TOGETHER * ROUND;
+static_assert(BITS == 4 || BITS == 8, "an octet is of whole words");
+
+__device__ uint taken, finished, made[TILES_N * PARTS]; // zero before a launch, and again behind it
+
+__device__ __forceinline__ int take_piece()
+{
+    int piece = threadIdx.x % 32 == 0 ? int(atomicAdd(&taken, 1u)) : 0;
+    return __shfl_sync(0xffffffffu, piece, 0);
+}
+
+// Orders what threads store and what the copy engine reads.
+__device__ __forceinline__ void order_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// A lane's octet of codes of a row, with what belongs to it.
+struct Octet {
+    uint word[BITS / 4];
+    scale_t scale;
+    zero_t zero;
+    bias_t bias;
+
+    __device__ __forceinline__ void load(const uint8* matrix, const Groups& b, int row, int k, const Params& p)
+    {
+        long long own = row_of_scales(row, p);
+        #pragma unroll
+        for (int i = 0; i < BITS / 4; ++i) {
+            word[i] = __ldg(reinterpret_cast<const uint*>(matrix + (long long)row * p.matrix_row + k * BITS / 8) + i);
+        }
+        load_belonging(scale, zero, bias, b, own, k / GROUP, p);
+    }
+    __device__ __forceinline__ void store(vector_t* numbers, int row, int k, const Codebook& codebook) const
+    {
+        uint pairs[4];
+        octet_in_order(pairs, word, 0, zero_pair(ZEROS ? float(zero_of(zero, k / GROUP)) : float(ZERO)), codebook);
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            pairs[i] = scaled_pair(pairs[i], scale, bias);
+        }
+        uint4 all = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        *reinterpret_cast<uint4*>(numbers + (long long)row * COMMON + k) = all;
+    }
+};
+
+// What idle warps do.
+__device__ __forceinline__ void make_numbers(
+    const uint8* matrix, const Groups& b, const codebook_t* entries, vector_t* numbers, const Params& p)
+{
+    int lane = int(threadIdx.x) % 32;
+    Codebook codebook;
+    codebook.load(entries);
+    int piece = take_piece();
+    while (piece < ALL_PIECES) {
+        int column = piece / ROUND * TOGETHER + piece / PIECES % TOGETHER, part = piece / (PIECES * TOGETHER) % PARTS;
+        int row = column * TILE_N + piece % PIECES * PIECE_ROWS;
+        auto row_of = [&](int i) { return row + i / (PART / 256); };
+        auto k_of = [&](int i) { return part * PART + i % (PART / 256) * 256 + lane * 8; };
+        auto exists = [&](int i) { return row_of(i) < p.n && (COMMON % PART == 0 || k_of(i) < COMMON); };
+        constexpr int HELD = 4; // octets on their way
+        #pragma unroll
+        for (int first = 0; first < OCTETS; first += HELD) {
+            Octet octet[HELD];
+            #pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                if (exists(first + i)) {
+                    octet[i].load(matrix, b, row_of(first + i), k_of(first + i), p);
+                }
+            }
+            #pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                if (exists(first + i)) {
+                    octet[i].store(numbers, row_of(first + i), k_of(first + i), codebook);
+                }
+            }
+        }
+        order_copies();
+        __threadfence();
+        __syncwarp();
+        if (lane == 0 && column < TILES_N) {
+            atomicAdd(&made[column * PARTS + part], 1u);
+        }
+        piece = take_piece();
+    }
+}
+
+// Waits until a part of the columns of a tile is there.
+__device__ __forceinline__ void wait_for_numbers(int column, int part)
+{
+    uint found;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(&made[column * PARTS + part]) : "memory");
+    } while (found < uint(PIECES));
+    order_copies();
+}
+
+// For one thread of a block, when nobody in it takes pieces or waits for them any more.
+__device__ __forceinline__ void finish_numbers()
+{
+    __threadfence();
+    if (atomicInc(&finished, gridDim.x - 1) == gridDim.x - 1) {
+        taken = 0;
+        for (int at = 0; at < TILES_N * PARTS; ++at) {
+            made[at] = 0;
+        }
+    }
+}
