@@ -7,11 +7,13 @@ constexpr int PARTS = (COMMON + PART - 1) / PART, PIECES = TILE_N / PIECE_ROWS, 
 constexpr int ROUND = TOGETHER * PARTS * PIECES, ALL_PIECES = (TILES_N + TOGETHER - 1) / TOGETHER * ROUND;
 static_assert(BITS == 4 || BITS == 8, "an octet is of whole words");
 
-__device__ uint taken, finished, made[TILES_N * PARTS]; // zero before a launch, and again behind it
+// Zero before a launch, and again behind it.
+__device__ int taken, made[TILES_N * PARTS];
+__device__ uint finished;
 
 __device__ __forceinline__ int take_piece()
 {
-    int piece = threadIdx.x % 32 == 0 ? int(atomicAdd(&taken, 1u)) : 0;
+    int piece = threadIdx.x % 32 == 0 ? atomicAdd(&taken, 1) : 0;
     return __shfl_sync(0xffffffffu, piece, 0);
 }
 
@@ -30,7 +32,7 @@ struct Octet {
         long long own = row_of_scales(row, p);
         #pragma unroll
         for (int i = 0; i < BITS / 4; ++i) {
-            word[i] = __ldg(reinterpret_cast<const uint*>(matrix + (long long)row * p.matrix_row + k * BITS / 8) + i);
+            word[i] = reinterpret_cast<const uint*>(matrix + (long long)row * p.matrix_row + k * BITS / 8)[i];
         }
         load_belonging(scale, zero, bias, b, own, k / GROUP, p);
     }
@@ -82,19 +84,25 @@ __device__ __forceinline__ void make_numbers(
         __threadfence();
         __syncwarp();
         if (lane == 0 && column < TILES_N) {
-            atomicAdd(&made[column * PARTS + part], 1u);
+            atomicAdd(&made[column * PARTS + part], 1);
         }
         piece = take_piece();
     }
 }
 
+// A counter, and what others stored before they counted.
+__device__ __forceinline__ int acquired(const int* counter)
+{
+    int found;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(counter) : "memory");
+    return found;
+}
+
 // Waits until a part of the columns of a tile is there.
 __device__ __forceinline__ void wait_for_numbers(int column, int part)
 {
-    uint found;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(&made[column * PARTS + part]) : "memory");
-    } while (found < uint(PIECES));
+    while (acquired(made + column * PARTS + part) < PIECES) {
+    }
     order_copies();
 }
 

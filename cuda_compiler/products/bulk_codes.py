@@ -5,13 +5,14 @@ from __future__ import annotations
 from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.products.bulk import MATMUL_BULK, bulk_launch, suits_bulk
-from cuda_compiler.products.bulk_tilings import bulk_tilings
+from cuda_compiler.products.bulk import MATMUL_BULK, BulkForm, lower_bulk, suits_bulk
+from cuda_compiler.products.bulk_tilings import PANEL, BulkTiling, bulk_tilings
 from cuda_compiler.products.grouped_matvec import part_inputs, part_macros, part_rows
 from cuda_compiler.products.product import fits_tiles
 from cuda_compiler.tiles.tiling import Asked
 from npu_compiler.artifact.plan import Argument, CallOption
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.problems.forms import GroupedCodes
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.templates import KernelTemplate
@@ -43,29 +44,30 @@ def bulk_codes_options(found: Product, made: Product, asked: Asked, around: Anch
         asked: What is asked of tiles.
         around: What follows it.
     """
-    codes, device = found.b.operand, around.device
+    device, dtype = around.device, found.a.dtype
     if around.group.followers or not fits_tiles(made) or not suits_bulk(made):
         return []
+    tilings = (each for each in bulk_tilings(asked, device) if each.splits == each.resident == 1)
+    return [
+        CallOption(WARPGROUPS, (lower_bulk(made, around, each, dtype, dtype.name, _form(found, made, each, device)),))
+        for each in tilings
+    ]
+
+
+def _form(found: Product, made: Product, tiling: BulkTiling, device: DeviceModel) -> BulkForm:
+    codes, (tiles_m, tiles_n) = found.b.operand, tiling.tiles(found.m, found.n)
     assert isinstance(codes, GroupedCodes)
-    options = []
-    for tiling in bulk_tilings(asked, device):
-        if tiling.splits > 1 or tiling.resident > 1:
-            continue
-        tiles_m, tiles_n = tiling.tiles(found.m, found.n)
-        panel = min(tiles_m, int(str(tiling.macros(found.m, found.n)["PANEL"])))
-        macros = {
-            **part_macros(codes, found.a.dtype),
-            "vector_t": CUDA.storage[found.a.dtype.name],
-            "COMMON": found.k,
-            "GROUP": min(codes.group, found.k),
-            "ONE_GROUP": 0,
-            "TILES_N": tiles_n,
-            "TOGETHER": min(tiles_n, ceil_div(tiling.blocks(tiles_m * tiles_n, device), panel)),
-            "COPIERS_REGISTERS": _COPIERS_REGISTERS,
-        }
-        values = {"outputs": found.n, "matrix_row": found.b.along, **part_rows(codes)}
-        numbers = Argument(made.b.operand.tensor.index, writes=True)
-        inputs = {**part_inputs(codes), "numbers": numbers}
-        call = bulk_launch(made, around, tiling, found.a.dtype, found.a.dtype.name, MATMUL_BULK_CODES, values, macros, inputs)
-        options.append(CallOption(WARPGROUPS, (call,)))
-    return options
+    together = ceil_div(tiling.blocks(tiles_m * tiles_n, device), min(tiles_m, PANEL))
+    macros = {
+        **part_macros(codes, found.a.dtype),
+        "vector_t": CUDA.storage[found.a.dtype.name],
+        "COMMON": found.k,
+        "GROUP": min(codes.group, found.k),
+        "ONE_GROUP": 0,
+        "TILES_N": tiles_n,
+        "TOGETHER": min(tiles_n, together),
+        "COPIERS_REGISTERS": _COPIERS_REGISTERS,
+    }
+    values = {"outputs": found.n, "matrix_row": found.b.along, **part_rows(codes)}
+    numbers = Argument(made.b.operand.tensor.index, writes=True)
+    return BulkForm(MATMUL_BULK_CODES, values, macros, {**part_inputs(codes), "numbers": numbers})
