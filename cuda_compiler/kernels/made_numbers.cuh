@@ -2,7 +2,7 @@
 // number once. Warps take pieces of PIECE_ROWS rows of the matrix, PART places of k, in the order in which tiles need
 // them: columns of the result that are multiplied TOGETHER, part by part. Whoever copies a part waits until all pieces
 // of it have been made. Only a warp that runs takes a piece, and it waits for nobody, so that blocks need not all run.
-constexpr int PART = 512, PIECE_ROWS = 4, OCTETS = PIECE_ROWS * PART / 8 / 32; // of a lane
+constexpr int PART = 512, PIECE_ROWS = 16 / BITS, OCTETS = PIECE_ROWS * PART / 8 / 32; // of a lane
 constexpr int PARTS = (COMMON + PART - 1) / PART, PIECES = TILE_N / PIECE_ROWS, PART_STEPS = PART / 64;
 constexpr int ROUND = TOGETHER * PARTS * PIECES, ALL_PIECES = (TILES_N + TOGETHER - 1) / TOGETHER * ROUND;
 static_assert(BITS == 4 || BITS == 8, "an octet is of whole words");
@@ -11,14 +11,8 @@ static_assert(BITS == 4 || BITS == 8, "an octet is of whole words");
 __device__ int taken, made[TILES_N * PARTS];
 __device__ uint finished;
 
-__device__ __forceinline__ int take_piece()
-{
-    int piece = threadIdx.x % 32 == 0 ? atomicAdd(&taken, 1) : 0;
-    return __shfl_sync(0xffffffffu, piece, 0);
-}
-
 // Orders what threads store and what the copy engine reads.
-__device__ __forceinline__ void order_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void order_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // A lane's octet of codes of a row, with what belongs to it.
 struct Octet {
@@ -49,44 +43,65 @@ struct Octet {
     }
 };
 
-// What idle warps do.
+// A piece as the lanes of a warp have it: octets of codes, and where their numbers belong.
+struct Piece {
+    int number, row, k;
+    Octet octet[OCTETS];
+
+    __device__ __forceinline__ int column() const { return number / ROUND * TOGETHER + number / PIECES % TOGETHER; }
+    __device__ __forceinline__ int part() const { return number / (PIECES * TOGETHER) % PARTS; }
+    __device__ __forceinline__ int row_of(int i) const { return row + i / (PART / 256); }
+    __device__ __forceinline__ int k_of(int i) const { return k + i % (PART / 256) * 256; }
+    __device__ __forceinline__ bool exists(int i, const Params& p) const
+    {
+        return row_of(i) < p.n && (COMMON % PART == 0 || k_of(i) < COMMON);
+    }
+
+    // Asks for the codes of a piece, if there is one.
+    __device__ __forceinline__ void load(int taken, const uint8* matrix, const Groups& b, const Params& p)
+    {
+        number = taken;
+        row = number < ALL_PIECES ? column() * TILE_N + number % PIECES * PIECE_ROWS : p.n;
+        k = part() * PART + int(threadIdx.x) % 32 * 8;
+        #pragma unroll
+        for (int i = 0; i < OCTETS; ++i) {
+            if (exists(i, p)) {
+                octet[i].load(matrix, b, row_of(i), k_of(i), p);
+            }
+        }
+    }
+    __device__ __forceinline__ void store(vector_t* numbers, const Codebook& codebook, const Params& p) const
+    {
+        #pragma unroll
+        for (int i = 0; i < OCTETS; ++i) {
+            if (exists(i, p)) {
+                octet[i].store(numbers, row_of(i), k_of(i), codebook);
+            }
+        }
+    }
+};
+
+// What idle warps do. While the numbers of a piece reach memory, the codes of the next one are on their way.
 __device__ __forceinline__ void make_numbers(
     const uint8* matrix, const Groups& b, const codebook_t* entries, vector_t* numbers, const Params& p)
 {
-    int lane = int(threadIdx.x) % 32;
+    bool is_first = threadIdx.x % 32 == 0;
     Codebook codebook;
     codebook.load(entries);
-    int piece = take_piece();
-    while (piece < ALL_PIECES) {
-        int column = piece / ROUND * TOGETHER + piece / PIECES % TOGETHER, part = piece / (PIECES * TOGETHER) % PARTS;
-        int row = column * TILE_N + piece % PIECES * PIECE_ROWS;
-        auto row_of = [&](int i) { return row + i / (PART / 256); };
-        auto k_of = [&](int i) { return part * PART + i % (PART / 256) * 256 + lane * 8; };
-        auto exists = [&](int i) { return row_of(i) < p.n && (COMMON % PART == 0 || k_of(i) < COMMON); };
-        constexpr int HELD = 4; // octets on their way
-        #pragma unroll
-        for (int first = 0; first < OCTETS; first += HELD) {
-            Octet octet[HELD];
-            #pragma unroll
-            for (int i = 0; i < HELD; ++i) {
-                if (exists(first + i)) {
-                    octet[i].load(matrix, b, row_of(first + i), k_of(first + i), p);
-                }
-            }
-            #pragma unroll
-            for (int i = 0; i < HELD; ++i) {
-                if (exists(first + i)) {
-                    octet[i].store(numbers, row_of(first + i), k_of(first + i), codebook);
-                }
-            }
-        }
+    Piece piece;
+    int next = is_first ? atomicAdd(&taken, 1) : 0;
+    piece.load(__shfl_sync(0xffffffffu, next, 0), matrix, b, p);
+    while (piece.number < ALL_PIECES) {
+        int column = piece.column(), part = piece.part();
+        next = is_first ? atomicAdd(&taken, 1) : 0;
+        piece.store(numbers, codebook, p);
+        piece.load(__shfl_sync(0xffffffffu, next, 0), matrix, b, p);
         order_copies();
         __threadfence();
         __syncwarp();
-        if (lane == 0 && column < TILES_N) {
+        if (is_first && column < TILES_N) {
             atomicAdd(&made[column * PARTS + part], 1);
         }
-        piece = take_piece();
     }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import npu_compiler
 import npu_compiler.frontend.coded_layers
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import DEVICES
-from cuda_compiler.products import bulk_codes, coded_rows
+from cuda_compiler.products import bulk_codes, coded_rows, packed
 from cuda_compiler.products.bulk_tilings import BulkTile, BulkTiling
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, CodedRows, Work
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, Role, options_of
@@ -200,6 +201,15 @@ def test_numbers_are_made_beside_the_product(form: str, monkeypatch: pytest.Monk
     result = torch.from_numpy(output.copy()).view(torch.bfloat16)[: m * n].reshape(m, n).double()
     expected = model(x.double())
     assert (result - expected).norm() <= 1.5 * torch.finfo(x.dtype).eps * expected.norm()
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("m", "n", "k"), [(130, 1536, 8960), (1100, 2080, 1536)])
+def test_numbers_made_beside_products_equal_float64(
+    form: Form, m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch, device: Device
+) -> None:
+    monkeypatch.setattr(packed, "coded_rows_microseconds", lambda *_: inf)
+    check(PackedProduct(n, k, form), m, device)
 
 
 @pytest.mark.parametrize("architecture", [70, 80])
