@@ -14,8 +14,8 @@ static_assert(SPLITS == 1 || !TURNS, "blocks of a cluster add one tile");
 // Where a thread has few results, the kernel takes fewer registers, so that its blocks can begin beside those of the
 // kernel ahead, or beside another of its own.
 constexpr bool LEAN = RESIDENT == 1 && STEPS_M * GROUP_COLUMNS <= 160;
-constexpr int MOST_THREADS = LEAN ? 512 : RESIDENT * THREADS, COPY_REGISTERS = LEAN ? 56 : COPIERS_REGISTERS;
-constexpr int PRODUCT_REGISTERS = RESIDENT == 2 ? 104 : LEAN ? 160 : (504 - COPIERS_REGISTERS) / 2;
+constexpr int MOST_THREADS = LEAN ? 512 : RESIDENT * THREADS, COPY_REGISTERS = LEAN ? 56 : 24;
+constexpr int PRODUCT_REGISTERS = RESIDENT == 2 ? 104 : LEAN ? 160 : 240;
 static_assert(RESIDENT == 1 || STEPS_M * GROUP_COLUMNS <= 96, "what half of the registers hold");
 
 // Where the results of a warpgroup begin in a tile.

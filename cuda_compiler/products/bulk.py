@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 
 from cuda_compiler.anchors import AnchoredGroup
@@ -24,8 +23,7 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_factors import PART
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["MATMUL_BULK", "BulkForm", "bulk_options", "bulk_values", "loads_unscaled", "lower_bulk", "rows_argument"]
-__all__ += ["suits_bulk"]
+__all__ = ["MATMUL_BULK", "bulk_options", "bulk_values", "loads_unscaled", "lower_bulk", "rows_argument", "suits_bulk"]
 
 _ROWS = 9  # fewer are for kernels of few rows, or of threads that copy
 _FEW_ROWS = 16  # the most that those kernels take
@@ -36,8 +34,7 @@ _LANES = 4  # whose neighbours follow each other
 MATMUL_BULK = KernelTemplate(
     "matmul_bulk",
     params="int m, n, k, tiles_m, tiles_n",
-    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL RESIDENT WHOLE_ROWS WHOLE_COLUMNS COPIERS_REGISTERS "
-    "B_CONSTANT",
+    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL RESIDENT WHOLE_ROWS WHOLE_COLUMNS B_CONSTANT",
     inputs="a b",
     shared_bytes=None,
     files=(
@@ -45,24 +42,6 @@ MATMUL_BULK = KernelTemplate(
         "bulk_tile.cuh bulk_store.cuh"
     ),
 )
-
-
-@dataclass(frozen=True)
-class BulkForm:
-    """A kernel of such tiles.
-
-    Attributes:
-        template: The kernel.
-        values, macros, inputs: What a launch gives it beside what `MATMUL_BULK` gets.
-    """
-
-    template: KernelTemplate
-    values: Mapping[str, int] = field(default_factory=dict)
-    macros: Mapping[str, object] = field(default_factory=dict)
-    inputs: Mapping[str, Argument] = field(default_factory=dict)
-
-
-PLAIN = BulkForm(MATMUL_BULK, macros={"COPIERS_REGISTERS": 24})
 
 
 def loads_unscaled(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
@@ -104,14 +83,7 @@ def suits_bulk(found: Product) -> bool:
     return whole and found.m >= _ROWS and found.n % _GROUP == 0 and min(found.a.along, found.b.along) > 0
 
 
-def lower_bulk(
-    found: Product,
-    around: AnchoredGroup,
-    tiling: BulkTiling,
-    unit: DType,
-    multiplied: str,
-    form: BulkForm = PLAIN,
-) -> KernelCall:
+def lower_bulk(found: Product, around: AnchoredGroup, tiling: BulkTiling, unit: DType, multiplied: str) -> KernelCall:
     """The launch of one tiling.
 
     Args:
@@ -120,15 +92,14 @@ def lower_bulk(
         tiling: The tiling.
         unit: A data type of such elements.
         multiplied: What tensor cores see in them, see `warpgroup_product`.
-        form: The kernel.
     """
     tiles_m, tiles_n = tiling.tiles(found.m, found.n)
     launch = Launch(
-        form.template,
+        MATMUL_BULK,
         grid=(tiling.blocks(tiles_m * tiles_n, around.device), tiling.splits, 1),
-        values={**bulk_values(found, tiling), **form.values},
-        macros={**tiling.macros(found.m, found.n), "B_CONSTANT": int(found.b.is_constant), **form.macros},
-        inputs={**form.inputs, "a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
+        values=bulk_values(found, tiling),
+        macros={**tiling.macros(found.m, found.n), "B_CONSTANT": int(found.b.is_constant)},
+        inputs={"a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
         flops=2 * prod(found.shape) * found.a.operand.shape[-1],
         text=warpgroup_product(tiling.group_columns, multiplied),
         block=(tiling.threads, 1, 1),

@@ -15,12 +15,10 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants, scaling
 
-__all__ = ["PANEL", "BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clocks", "bulk_tilings"]
-
-PANEL = 16
-"""Tiles along m that follow each other before the next ones along n."""
+__all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clocks", "bulk_tilings"]
 
 _LINE_BYTES, _BARRIER_BYTES = 128, 16
+_PANEL = 16  # tiles along m that follow each other before the next ones along n
 _ROWS_TOGETHER = 8  # in shared memory, of the pattern that tensor cores expect
 _RESERVED_BYTES = 1024  # of shared memory, for each block
 _LEAST_STAGES = 2  # one is copied while another is multiplied
@@ -100,7 +98,7 @@ class BulkTiling(BulkTile):
             "STAGES": self.stages,
             "TURNS": int(self.turns),
             "SPLITS": self.splits,
-            "PANEL": PANEL,
+            "PANEL": _PANEL,
             "RESIDENT": self.resident,
             "WHOLE_ROWS": int(m % self.rows == 0),
             "WHOLE_COLUMNS": int(n % self.columns == 0),

@@ -34,7 +34,7 @@ _MACROS = (
     "TILE_N PART_N STAGES CLUSTER"
 )
 _INPUTS = "matrix scales zeros biases entries vector"
-_FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh code_belongings.cuh coded_rows_parts.cuh"
+_FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded_rows_parts.cuh"
 
 CODED_ROWS = KernelTemplate(
     "coded_rows",

@@ -8,12 +8,10 @@ from math import inf
 
 from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.maps import lower_elementwise
-from cuda_compiler.products.bulk_codes import bulk_codes_options
 from cuda_compiler.products.bulk_tilings import bulk_candidates
 from cuda_compiler.products.coded_rows import coded_rows_microseconds, coded_rows_options, suits_coded_rows
 from cuda_compiler.products.grouped_matvec import suits_codes
 from cuda_compiler.products.product import are_along_k
-from cuda_compiler.row_values import with_row_value
 from cuda_compiler.tiles.lowering import bytes_of_a_result
 from cuda_compiler.tiles.tiling import Asked
 from npu_compiler.artifact.plan import CallOption, KernelCall
@@ -63,12 +61,11 @@ def packed_options(
     """
     coded, lowering, device = coded_rows_options(found, around), around.lowering, around.device
     made, calls = _numbers_ahead(found, lowering)
-    asked = Asked(found.m, found.n, found.k, 1, bytes_of_a_result(found, around.group, lowering))
     ahead = [replace(option, calls=(*calls, *option.calls)) for option in others(made, around)]
-    beside = bulk_codes_options(found, made, asked, with_row_value(around))
+    asked = Asked(found.m, found.n, found.k, 1, bytes_of_a_result(found, around.group, lowering))
     if coded_rows_microseconds(found, device) <= _microseconds_ahead(asked, _code_bytes(found), device):
         return [*coded, *ahead]
-    return [*beside, *ahead[:1], *coded, *ahead[1:]]
+    return [*ahead[:1], *coded, *ahead[1:]]
 
 
 def _code_bytes(found: Product) -> float:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import inf
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,17 +13,14 @@ from torch import Tensor
 import npu_compiler
 import npu_compiler.frontend.coded_layers
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
-from cuda_compiler.devices import DEVICES
-from cuda_compiler.products import bulk_codes, coded_rows, packed
-from cuda_compiler.products.bulk_tilings import BulkTile, BulkTiling
+from cuda_compiler.products import coded_rows
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, CodedRows, Work
-from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, Role, options_of
+from npu_compiler.artifact.plan import KernelCall, options_of
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_runtime import Device, load
 from tests.cuda.kernels import check_plan_compiles, kernels_for
-from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
 
 SIZES = [
     ByWarpgroups(0, 1, groups, most, places)
@@ -173,43 +168,6 @@ def test_numbers_are_made_ahead_where_many_rows_read_them() -> None:
     ]
     assert ways[0][0] == "elementwise"
     assert ["warpgroup_codes"] in ways
-
-
-def made_beside(model: PackedProduct, m: int) -> ExecutionPlan:
-    """The plan whose numbers are made beside the product."""
-    plan = model.compiled(m).main
-    ways = [option.calls for option in options_of(plan.steps[0])]
-    entries = {plan.kernels[calls[0].kernel].entry: calls for calls in ways if isinstance(calls[0], KernelCall)}
-    return replace(plan, steps=tuple(replace(call, grid=(2, 1, 1)) for call in entries["matmul_bulk_codes"]))
-
-
-@pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
-@pytest.mark.parametrize("form", ["int4 with zeros", "int4 with biases", "nf4", "int8"])
-def test_numbers_are_made_beside_the_product(form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ragged parts of k and columns, and columns that are multiplied one after another; on the host."""
-    m, n, k = 140, 416, 1152
-    tiling = BulkTiling.of(BulkTile(128, 192, turns=form == "nf4"), DEVICES.named("sm_90", "cuda"))
-    monkeypatch.setattr(bulk_codes, "bulk_tilings", lambda *_: (tiling,))
-    model = PackedProduct(n, k, FORMS[form])
-    plan = made_beside(model, m)
-    x = model.inputs(m)
-    named = {name.split(".")[-1]: tensor for name, tensor in model.state_dict().items()}
-    names = [buffer.name for buffer in plan.buffers if buffer.role in (Role.INPUT, Role.WEIGHT)]
-    given = {name: named.get(name.split(".")[-1].removeprefix("b_"), x) for name in names}
-    raw = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in given.items()}
-    output = run_plan_on_host(plan, raw, tmp_path)[plan.outputs[0].name]
-    result = torch.from_numpy(output.copy()).view(torch.bfloat16)[: m * n].reshape(m, n).double()
-    expected = model(x.double())
-    assert (result - expected).norm() <= 1.5 * torch.finfo(x.dtype).eps * expected.norm()
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize(("m", "n", "k"), [(130, 1536, 8960), (1100, 2080, 1536)])
-def test_numbers_made_beside_products_equal_float64(
-    form: Form, m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch, device: Device
-) -> None:
-    monkeypatch.setattr(packed, "coded_rows_microseconds", lambda *_: inf)
-    check(PackedProduct(n, k, form), m, device)
 
 
 @pytest.mark.parametrize("architecture", [70, 80])

@@ -140,7 +140,6 @@ _FUNCTIONS = {
     "synchronize": (
         "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
     ),
-    "acquired": "inline int acquired(const int* counter)\n{\n    yield();\n    return *counter;\n}\n",
     "store_matrices": (
         "inline void store_matrices(uint address, const uint (&word)[4])\n"
         "{\n    host_store_matrices(address, word);\n}\n"
