@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cuda_runtime.backend import SMALL_BYTES, CUDABackend
 from cuda_runtime.conversion import Conversion, ask_all
-from cuda_runtime.copiers import by_torch, tensor_at
+from cuda_runtime.copiers import by_torch, flat_tensor, tensor_at
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, Flag, VisibleBuffer
 from cuda_runtime.output_ring import OutputSet
@@ -28,7 +28,9 @@ __all__ = ["Call", "Copied", "FromHost", "Input", "InPlace", "Narrowed", "Rearra
 
 _MAX_GRAPHS = 8
 _MOST_PINNED = 1 << 28  # bytes of a host's array that is made narrower in pinned memory of its own
-_WORTHWHILE = 1 << 17  # bytes; fewer take PyTorch's threads longer to begin than to send
+_WORTHWHILE = 1 << 17  # bytes; fewer are sooner sent than made narrower
+_FEW = 1 << 18  # elements, which one thread has made narrower before others are awake
+_BY_ONE_THREAD = (1 << 15) - 1  # elements; PyTorch wakes its threads for more
 _SECTION = 2 << 20  # elements that are sent while the next ones are made
 
 Overflow = Any  # a CuPy array on pinned memory, see `Conversion.ask`
@@ -137,10 +139,11 @@ class FromHost(Input):
 
 
 class Narrowed(Input):
-    """Made narrower by PyTorch's threads on its way into pinned memory, so that half as many bytes cross the bus.
+    """Made narrower by PyTorch on its way into pinned memory, so that half as many bytes cross the bus.
 
-    They don't see where a number becomes infinite. The device notes infinities, and then the host looks at the array,
-    which must not change until it has: it is for runs that are waited for.
+    Many numbers are made so by PyTorch's threads, few by the caller's. They don't see where a number becomes infinite.
+    The device notes infinities, and then the host looks at the array, which must not change until it has: it is for
+    runs that are waited for.
     """
 
     def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, checked: bool) -> None:
@@ -155,6 +158,11 @@ class Narrowed(Input):
         self._pinned = device.allocate_visible(self._size)
         is_small = self._size <= SMALL_BYTES
         self._crossed = self._pinned if is_small else device.allocate(self._size)
+        self._section = _BY_ONE_THREAD if prod(spec.shape) <= _FEW else _SECTION
+        torch = sys.modules["torch"]
+        with torch.inference_mode(False):  # such tensors may be written to in that mode and outside of it
+            narrow = tensor_at(self._pinned.pointer, self._size).view(getattr(torch, spec.dtype.name))
+            self._targets = narrow.split(self._section)
         with device.active():
             source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
@@ -172,16 +180,15 @@ class Narrowed(Input):
 
     def receive(self, value: Any) -> None:
         self._read.synchronize()  # the run before may still have to read what lies there
-        kind = getattr(sys.modules["torch"], self._spec.dtype.name)
-        source = tensor_at(value.ctypes.data, value.nbytes).view(sys.modules["torch"].float32)
-        target = tensor_at(self._pinned.pointer, self._size).view(kind)
-        runtime, stream, width = cupy().cuda.runtime, self._device.stream, self._spec.dtype.size
-        for begin in range(0, value.size, _SECTION):
-            end = min(begin + _SECTION, value.size)
-            target[begin:end].copy_(source[begin:end])
-            to, at, nbytes = self._crossed.pointer, self._pinned.pointer, (end - begin) * width
-            if to != at:
-                runtime.memcpyAsync(to + begin * width, at + begin * width, nbytes, runtime.memcpyDefault, stream.ptr)
+        source = flat_tensor(value)
+        runtime, stream, at = cupy().cuda.runtime, self._device.stream, 0
+        to, begin = self._crossed.pointer, self._pinned.pointer
+        for number, target in enumerate(self._targets):
+            first = number * self._section
+            target.copy_(source[first : first + self._section])
+            if to != begin:
+                runtime.memcpyAsync(to + at, begin + at, target.nbytes, runtime.memcpyDefault, stream.ptr)
+                at += target.nbytes
         self._value = value
 
     def launched(self, stream: Any) -> None:
