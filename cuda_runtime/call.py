@@ -28,9 +28,7 @@ __all__ = ["Call", "Copied", "FromHost", "Input", "InPlace", "Narrowed", "Rearra
 
 _MAX_GRAPHS = 8
 _MOST_PINNED = 1 << 28  # bytes of a host's array that is made narrower in pinned memory of its own
-_WORTHWHILE = 1 << 17  # bytes; fewer are sooner sent than made narrower
-_FEW = 1 << 18  # elements, which one thread has made narrower before others are awake
-_BY_ONE_THREAD = (1 << 15) - 1  # elements; PyTorch wakes its threads for more
+_WORTHWHILE = 1 << 17  # bytes; fewer take PyTorch's threads longer to begin than to send
 _SECTION = 2 << 20  # elements that are sent while the next ones are made
 
 Overflow = Any  # a CuPy array on pinned memory, see `Conversion.ask`
@@ -139,11 +137,10 @@ class FromHost(Input):
 
 
 class Narrowed(Input):
-    """Made narrower by PyTorch on its way into pinned memory, so that half as many bytes cross the bus.
+    """Made narrower by PyTorch's threads on its way into pinned memory, so that half as many bytes cross the bus.
 
-    Many numbers are made so by PyTorch's threads, few by the caller's. They don't see where a number becomes infinite.
-    The device notes infinities, and then the host looks at the array, which must not change until it has: it is for
-    runs that are waited for.
+    They don't see where a number becomes infinite. The device notes infinities, and then the host looks at the array,
+    which must not change until it has: it is for runs that are waited for.
     """
 
     def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, checked: bool) -> None:
@@ -158,11 +155,10 @@ class Narrowed(Input):
         self._pinned = device.allocate_visible(self._size)
         is_small = self._size <= SMALL_BYTES
         self._crossed = self._pinned if is_small else device.allocate(self._size)
-        self._section = _BY_ONE_THREAD if prod(spec.shape) <= _FEW else _SECTION
         torch = sys.modules["torch"]
         with torch.inference_mode(False):  # such tensors may be written to in that mode and outside of it
             narrow = tensor_at(self._pinned.pointer, self._size).view(getattr(torch, spec.dtype.name))
-            self._targets = narrow.split(self._section)
+            self._targets = narrow.split(_SECTION)
         with device.active():
             source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
@@ -180,12 +176,10 @@ class Narrowed(Input):
 
     def receive(self, value: Any) -> None:
         self._read.synchronize()  # the run before may still have to read what lies there
-        source = flat_tensor(value)
         runtime, stream, at = cupy().cuda.runtime, self._device.stream, 0
         to, begin = self._crossed.pointer, self._pinned.pointer
-        for number, target in enumerate(self._targets):
-            first = number * self._section
-            target.copy_(source[first : first + self._section])
+        for source, target in zip(flat_tensor(value).split(_SECTION), self._targets, strict=True):
+            target.copy_(source)
             if to != begin:
                 runtime.memcpyAsync(to + at, begin + at, target.nbytes, runtime.memcpyDefault, stream.ptr)
                 at += target.nbytes
