@@ -26,15 +26,26 @@ constexpr bool WIDE = COLUMNS > 64;
 constexpr int BRING_REGISTERS = 88, PRODUCT_REGISTERS = 200;
 static_assert(!WIDE || TILE_N <= 128, "registers of two warpgroups");
 
+// The PEERS blocks of a cluster that do not share spans but vectors: each of them asks for some lines, for all.
+constexpr int LINES_EACH = COLUMNS / PEERS;
+static_assert(PEERS == 1 || (CLUSTER == 1 && LINES_EACH % 8 == 0), "whole groups of lines that are permuted alike");
+
 // Codes and vectors in shared memory.
 struct Ring : StageBarriers<BARRIERS_AT> {
     __device__ __forceinline__ uint vectors(int stage) const { return base + stage * SPAN_BYTES; }
     __device__ __forceinline__ uint codes(int stage) const { return vectors(stage) + VECTOR_BYTES; }
 };
 
-// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other.
+// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other. With ROTATED blocks begin
+// with different spans, so that they do not all ask for the same vectors at once.
 struct Place {
-    int tile, span;
+    int tile, span, done = 0;
+
+    __device__ __forceinline__ Place(int rank)
+    {
+        tile = int(blockIdx.x) / CLUSTER;
+        span = first(rank) + (ROTATED ? tile / PEERS % (first(rank + 1) - first(rank)) : 0);
+    }
 
     __device__ __forceinline__ int row(const Params& p) const { return tile / p.tiles_m * TILE_N; }
     __device__ __forceinline__ int vector(const Params& p) const { return tile % p.tiles_m * COLUMNS; }
@@ -44,6 +55,9 @@ struct Place {
     {
         if (++span == first(rank + 1)) {
             span = first(rank);
+        }
+        if (++done == first(rank + 1) - first(rank)) {
+            done = 0;
             tile += clusters;
         }
     }
@@ -53,14 +67,18 @@ struct Place {
 __device__ __forceinline__ void bring_spans(
     const Ring& ring, const TensorMap& codes, const TensorMap& vectors, int rank, int clusters, const Params& p)
 {
-    Place early{int(blockIdx.x) / CLUSTER, Place::first(rank)}, now = early;
+    Place early(rank), now = early;
     int begun = 0;
     for (; begun < STAGES && early.tile < p.tiles; ++begun) {
         arrive_and_expect(ring.full(begun), SPAN_BYTES);
         copy_lines(ring.codes(begun), codes, ring.full(begun), early.span * (CODE_ROW / 2), early.row(p));
         early.next(rank, clusters);
     }
+    if (PEERS > 1) {
+        wait_for_peers();
+    }
     wait_for_previous_grid();
+    int lines = PEERS > 1 ? int(blockIdx.x) % PEERS * LINES_EACH : 0;
     Turn turn{0, 1}; // the first time around, everything is free
     while (now.tile < p.tiles) {
         uint full = ring.full(turn.stage);
@@ -73,9 +91,8 @@ __device__ __forceinline__ void bring_spans(
         }
         #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel) {
-            copy_lines(
-                ring.vectors(turn.stage) + panel * PANEL_BYTES, vectors, full, now.span * SPAN + panel * 64,
-                now.vector(p));
+            uint target = ring.vectors(turn.stage) + panel * PANEL_BYTES + lines * 128;
+            copy_lines_to<PEERS>(target, vectors, full, now.span * SPAN + panel * 64, now.vector(p) + lines);
         }
         now.next(rank, clusters);
         turn.next();
@@ -136,7 +153,7 @@ __device__ __forceinline__ void bring_belongings(
     unsigned char* shared, const Ring& ring, const Groups& b, int rank, int clusters, const Params& p)
 {
     int first_row = int(threadIdx.x) - (PRODUCERS - BRINGERS);
-    Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)}, later = now;
+    Place now(rank), later = now;
     Belonging own[AHEAD][ROWS_EACH];
     #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ++ahead) {
@@ -319,6 +336,16 @@ __device__ __forceinline__ void finish(
     }
 }
 
+// Says in all blocks whose copies come to it that a stage has been read.
+__device__ __forceinline__ void free_stage(uint barrier)
+{
+    if (PEERS == 1) {
+        arrive_by_warp(barrier);
+    } else if (threadIdx.x % 32 < PEERS) {
+        arrive_in_cluster(barrier, int(threadIdx.x) % 32);
+    }
+}
+
 // What the multiplying warpgroups do. Codes of a step are loaded before the numbers of the one before are made.
 __device__ __forceinline__ void multiply_and_store(
     unsigned char* shared, const Ring& ring, const scale_t* scales, const codebook_t* entries, int rank, int clusters,
@@ -327,7 +354,7 @@ __device__ __forceinline__ void multiply_and_store(
     int thread = int(threadIdx.x) - PRODUCERS, row = thread / 32 * 16 + thread % 32 / 4;
     Codebook codebook;
     codebook.load(entries);
-    Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
+    Place now(rank);
     wait_for_previous_grid();
     Turn turn{0, 0};
     while (now.tile < p.tiles) {
@@ -357,7 +384,7 @@ __device__ __forceinline__ void multiply_and_store(
                 }
                 wait_for_products<1>(); // the numbers of the step before the last one have been read
                 if (step == 1 && adds) {
-                    arrive_by_warp(freed); // and so have all of the span before
+                    free_stage(freed); // and so have all of the span before
                 }
                 multiply_step(sum, number[step % 2], own, vectors, step, codebook, adds || step);
             }
@@ -366,7 +393,7 @@ __device__ __forceinline__ void multiply_and_store(
             turn.next();
         }
         wait_for_products<0>();
-        arrive_by_warp(freed);
+        free_stage(freed);
         finish(shared, sum, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
     }
 }
@@ -383,20 +410,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
         announce_to_cluster();
     }
     if (threadIdx.x == 0) {
-        ring.make(1 + (BELONGINGS ? BRINGERS / 32 : 0), MULTIPLIERS / 32);
+        ring.make(1 + (BELONGINGS ? BRINGERS / 32 : 0), MULTIPLIERS / 32 * PEERS);
         publish_barriers();
         prefetch_map(matrix);
         prefetch_map(vector);
     }
     __syncthreads();
+    if (PEERS > 1) {
+        arrive_at_cluster(); // barriers are made
+    }
     if (role == 0) {
         if (WIDE) {
             leave_registers<BRING_REGISTERS>();
+        }
+        if (PEERS > 1 && threadIdx.x >= 32) {
+            wait_for_cluster();
         }
         if (threadIdx.x == 0) {
             bring_spans(ring, matrix, vector, rank, clusters, p);
         } else if (BELONGINGS && threadIdx.x >= PRODUCERS - BRINGERS) {
             bring_belongings(shared, ring, Groups{scales, zeros, biases}, rank, clusters, p);
+        } else if (PEERS > 1 && threadIdx.x < 32) {
+            wait_for_peers();
         }
         __syncwarp();
         if (CLUSTER > 1) {
@@ -408,6 +443,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
         if (WIDE) {
             allow_registers<PRODUCT_REGISTERS>();
         }
+        if (PEERS > 1) {
+            wait_for_cluster();
+        }
         multiply_and_store(shared, ring, scales, entries, rank, clusters, out, EPILOGUE_ARGUMENTS p);
+    }
+    if (PEERS > 1) {
+        synchronize_cluster(); // nobody arrives at the barriers of a block that has left
     }
 }

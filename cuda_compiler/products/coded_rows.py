@@ -47,7 +47,7 @@ CODED_ROWS = KernelTemplate(
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
     params=f"{_PARAMS}, tiles_m",
-    macros=_MACROS,
+    macros=f"{_MACROS} PEERS ROTATED",
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh barriers.cuh ring.cuh copy_engine.cuh",
@@ -141,7 +141,7 @@ def _lower(found: Product, work: Work, around: AnchoredGroup, sizes: CodedRows) 
         text=way.text,
         block=(sizes.threads, 1, 1),
         shared_bytes=sizes.shared_bytes(work),
-        extension=cluster_along_x(sizes.cluster),
+        extension=cluster_along_x(sizes.cluster * sizes.peers),
     )
     return around.launch(launch, around.pack_size(_STORED // around.group.pairs))
 
@@ -167,7 +167,7 @@ def _by_warpgroups(found: Product, work: Work, sizes: CodedRows) -> _Way:
     """The copy engine sees codes and vectors as elements of 16 bits."""
     codes, vector, columns = found.b, found.a, sizes.columns(work)
     units, row = FLOAT16.size * 8 // work.bits, vector.along * vector.dtype.size
-    boxes = (sizes.span(work) // units, sizes.tile), (LINE, columns)
+    boxes = (sizes.span(work) // units, sizes.tile), (LINE, columns // sizes.peers)
     maps = {
         "matrix": TensorMap(FLOAT16, (found.k // units, found.n), (codes.along,), boxes[0]),
         "vector": TensorMap(vector.dtype, (found.k, found.m), (row,), boxes[1]),
@@ -175,4 +175,5 @@ def _by_warpgroups(found: Product, work: Work, sizes: CodedRows) -> _Way:
     arguments = {"matrix": codes.argument, "vector": vector.argument}
     seen = {name: replace(arguments[name], extension=each) for name, each in maps.items()}
     text = warpgroup_product(columns, vector.dtype.name, a_in_registers=True)
-    return _Way(WARPGROUP_CODES, {"tiles_m": sizes.turns(work)}, seen, text=text)
+    values = {"tiles_m": sizes.turns(work)}
+    return _Way(WARPGROUP_CODES, values, seen, {"PEERS": sizes.peers, "ROTATED": int(sizes.rotated)}, text)

@@ -114,6 +114,11 @@ class CodedRows(ABC):
         """Rows of a tile that the same threads put together."""
         return self.tile
 
+    @property
+    def peers(self) -> int:
+        """Blocks of a cluster that have other rows of the matrix, and copy vectors for all of them."""
+        return 1
+
     def columns(self, work: Work) -> int:
         """Of the tensor cores' products: vectors of a tile, and some that there are not."""
         return ceil_div(work.rows, _COLUMN) * _COLUMN
@@ -132,7 +137,7 @@ class CodedRows(ABC):
 
     def tiles(self, work: Work) -> int:
         """Of the whole result."""
-        return ceil_div(work.outputs, self.tile) * self.turns(work)
+        return ceil_div(ceil_div(work.outputs, self.tile) * self.turns(work), self.peers) * self.peers
 
     def turns(self, work: Work) -> int:
         """Tiles of the same rows of the matrix."""
@@ -146,7 +151,8 @@ class CodedRows(ABC):
     def clusters(self, work: Work, device: DeviceModel) -> int:
         """Clusters that the launch has, of one block each where there are none."""
         tiles = self.tiles(work)
-        return tiles if self.cluster > 1 else min(tiles, device.cores)
+        most = device.cores if self.peers == 1 else cluster_cores(device).get(self.peers, 0)
+        return tiles if self.cluster > 1 else min(tiles, most)
 
     def shared_bytes(self, work: Work) -> int:
         """Dynamic shared memory of a block; as in the kernels' files."""
@@ -209,6 +215,12 @@ class ByWarpgroups(CodedRows):
     groups: int
     most: int = _GATHERED
     places: int = _MOST_PLACES
+    shared: int = 1
+    rotated: bool = False
+
+    @property
+    def peers(self) -> int:
+        return self.shared
 
     @property
     def part(self) -> int:
