@@ -38,26 +38,6 @@ __device__ __forceinline__ void leave_cluster()
 #endif
 }
 
-// Waits as `wait_for_cluster`; threads of a warp may come one by one.
-__device__ __forceinline__ void wait_for_peers()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
-// Arrives at a barrier at a shared address, as this block would use it, in another block of the cluster.
-__device__ __forceinline__ void arrive_in_cluster(uint barrier, int rank)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}"
-                 ::"r"(barrier), "r"(rank)
-                 : "memory");
-#endif
-}
-
 // Where `target` lies in the shared memory of another block of the cluster.
 __device__ __forceinline__ uint address_in_cluster(const void* target, int rank)
 {

@@ -31,20 +31,6 @@ __device__ __forceinline__ void copy_lines(uint target, const TensorMap& map, ui
                  : "memory");
 }
 
-// The same for all BLOCKS blocks of the cluster: to the same place in each of them, at whose own barrier it arrives.
-template <int BLOCKS>
-__device__ __forceinline__ void copy_lines_to(uint target, const TensorMap& map, uint barrier, int k, int line)
-{
-    if (BLOCKS == 1) {
-        copy_lines(target, map, barrier, k, line);
-        return;
-    }
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-                 " [%0], [%1, {%3, %4}], [%2], %5;"
-                 ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(line), "h"((unsigned short)((1 << BLOCKS) - 1))
-                 : "memory");
-}
-
 // Starts copying groups of 32 lines, which the map brings into another order.
 __device__ __forceinline__ void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)
 {

@@ -26,25 +26,21 @@ constexpr bool WIDE = COLUMNS > 64;
 constexpr int BRING_REGISTERS = 88, PRODUCT_REGISTERS = 200;
 static_assert(!WIDE || TILE_N <= 128, "registers of two warpgroups");
 
-// The PEERS blocks of a cluster that do not share spans but vectors: each of them asks for some lines, for all.
-constexpr int LINES_EACH = COLUMNS / PEERS;
-static_assert(PEERS == 1 || (CLUSTER == 1 && LINES_EACH % 8 == 0), "whole groups of lines that are permuted alike");
-
 // Codes and vectors in shared memory.
 struct Ring : StageBarriers<BARRIERS_AT> {
     __device__ __forceinline__ uint vectors(int stage) const { return base + stage * SPAN_BYTES; }
     __device__ __forceinline__ uint codes(int stage) const { return vectors(stage) + VECTOR_BYTES; }
 };
 
-// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other. With ROTATED blocks begin
-// with different spans, so that they do not all ask for the same vectors at once.
+// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other. Where a tile has all vectors,
+// blocks that have whole rows begin with different spans, so that they do not all ask for the same vectors at once.
 struct Place {
     int tile, span, done = 0;
 
     __device__ __forceinline__ Place(int rank)
     {
         tile = int(blockIdx.x) / CLUSTER;
-        span = first(rank) + (ROTATED ? tile / PEERS % (first(rank + 1) - first(rank)) : 0);
+        span = ALL_VECTORS && CLUSTER == 1 ? tile % SPANS : first(rank);
     }
 
     __device__ __forceinline__ int row(const Params& p) const { return tile / p.tiles_m * TILE_N; }
@@ -74,11 +70,7 @@ __device__ __forceinline__ void bring_spans(
         copy_lines(ring.codes(begun), codes, ring.full(begun), early.span * (CODE_ROW / 2), early.row(p));
         early.next(rank, clusters);
     }
-    if (PEERS > 1) {
-        wait_for_peers();
-    }
     wait_for_previous_grid();
-    int lines = PEERS > 1 ? int(blockIdx.x) % PEERS * LINES_EACH : 0;
     Turn turn{0, 1}; // the first time around, everything is free
     while (now.tile < p.tiles) {
         uint full = ring.full(turn.stage);
@@ -91,8 +83,9 @@ __device__ __forceinline__ void bring_spans(
         }
         #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel) {
-            uint target = ring.vectors(turn.stage) + panel * PANEL_BYTES + lines * 128;
-            copy_lines_to<PEERS>(target, vectors, full, now.span * SPAN + panel * 64, now.vector(p) + lines);
+            copy_lines(
+                ring.vectors(turn.stage) + panel * PANEL_BYTES, vectors, full, now.span * SPAN + panel * 64,
+                now.vector(p));
         }
         now.next(rank, clusters);
         turn.next();
@@ -288,24 +281,60 @@ __device__ __forceinline__ void multiply_step(
     commit_products();
 }
 
+// What the epilogue reads for a thread's results. Where a tile has all vectors, what is the same all along a row of the
+// result is loaded once, ahead of the products, and so is all else where blocks share a tile, of which a thread then has
+// little.
+struct Operands {
+    static constexpr bool ROWS_EARLY = ALL_VECTORS && COLUMNS == GATHERED, EARLY = ROWS_EARLY && CLUSTER > 1;
+    FetchedByRow of_row[ITEMS_EACH];
+    FetchedByColumn of_column[ITEMS_EACH];
+    FetchedByElement of_element[ITEMS_EACH];
+
+    // The results of a warpgroup's rows of the matrix from `row` on, and of some vectors.
+    __device__ __forceinline__ static Item item(int index, int vector, int row, int rank, const Params& p)
+    {
+        return Item(int(threadIdx.x) % 128 + index * 128, vector, row, rank, p);
+    }
+    __device__ __forceinline__ void fetch_rows(int vector, int row, int rank, EPILOGUE_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            Item own = item(index, vector, row, rank, p);
+            if (own.exists) {
+                of_row[index] = fetch_by_row(0, own.v, own.at / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+    __device__ __forceinline__ void fetch_others(int vector, int row, int rank, EPILOGUE_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            Item own = item(index, vector, row, rank, p);
+            if (own.exists) {
+                of_column[index] = fetch_by_column(0, own.v, own.at / PAIRS, EPILOGUE_ARGUMENTS p);
+                of_element[index] = fetch_by_element(0, own.v, own.at / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+};
+
 // Puts the parts of a warpgroup's rows of a tile together and stores them.
 __device__ __forceinline__ void finish(
-    unsigned char* shared, const Sums& sum, float scale, const Place& at, int rank, OUT_T* out,
+    unsigned char* shared, const Sums& sum, Operands& operands, float scale, const Place& at, int rank, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
-    int group = int(threadIdx.x) / 128 - 1, thread = int(threadIdx.x) % 128;
+    int group = int(threadIdx.x) / 128 - 1, thread = int(threadIdx.x) % 128, first_row = at.row(p) + group * 64;
     float* parts = reinterpret_cast<float*>(shared + PARTS_AT + group * PARTS_BYTES);
     float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT + group * GATHERED_BYTES);
     float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT) + group * 64;
     #pragma unroll
     for (int column = 0; column < COLUMNS; column += GATHERED) {
-        Fetched fetched[ITEMS_EACH];
-        #pragma unroll
-        for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
-            if (item.exists) {
-                fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
-            }
+        int vector = at.vector(p) + column;
+        if (!Operands::ROWS_EARLY) {
+            operands.fetch_rows(vector, first_row, rank, EPILOGUE_ARGUMENTS p);
+        }
+        if (!Operands::EARLY) {
+            operands.fetch_others(vector, first_row, rank, EPILOGUE_ARGUMENTS p);
         }
         synchronize(1 + group, 128); // what was put there before has been read
         if (column == 0 && thread < 64) {
@@ -326,23 +355,14 @@ __device__ __forceinline__ void finish(
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
+            Item item = Operands::item(index, vector, first_row, rank, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
-                store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
+                Fetched fetched{operands.of_row[index], operands.of_column[index], operands.of_element[index]};
+                store(value, fetched, 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }
         }
-    }
-}
-
-// Says in all blocks whose copies come to it that a stage has been read.
-__device__ __forceinline__ void free_stage(uint barrier)
-{
-    if (PEERS == 1) {
-        arrive_by_warp(barrier);
-    } else if (threadIdx.x % 32 < PEERS) {
-        arrive_in_cluster(barrier, int(threadIdx.x) % 32);
     }
 }
 
@@ -356,6 +376,10 @@ __device__ __forceinline__ void multiply_and_store(
     codebook.load(entries);
     Place now(rank);
     wait_for_previous_grid();
+    Operands operands;
+    if (Operands::ROWS_EARLY) {
+        operands.fetch_rows(0, 0, rank, EPILOGUE_ARGUMENTS p);
+    }
     Turn turn{0, 0};
     while (now.tile < p.tiles) {
         Sums sum;
@@ -365,6 +389,9 @@ __device__ __forceinline__ void multiply_and_store(
         float scale = 1.0f / UNIT;
         if (ONE_GROUP && thread % 128 < 64) {
             scale *= float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
+        }
+        if (Operands::EARLY) {
+            operands.fetch_others(0, at.row(p) + thread / 128 * 64, rank, EPILOGUE_ARGUMENTS p);
         }
         uint freed = 0;
         #pragma unroll 1
@@ -384,7 +411,7 @@ __device__ __forceinline__ void multiply_and_store(
                 }
                 wait_for_products<1>(); // the numbers of the step before the last one have been read
                 if (step == 1 && adds) {
-                    free_stage(freed); // and so have all of the span before
+                    arrive_by_warp(freed); // and so have all of the span before
                 }
                 multiply_step(sum, number[step % 2], own, vectors, step, codebook, adds || step);
             }
@@ -393,8 +420,8 @@ __device__ __forceinline__ void multiply_and_store(
             turn.next();
         }
         wait_for_products<0>();
-        free_stage(freed);
-        finish(shared, sum, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
+        arrive_by_warp(freed);
+        finish(shared, sum, operands, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
     }
 }
 
@@ -410,28 +437,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
         announce_to_cluster();
     }
     if (threadIdx.x == 0) {
-        ring.make(1 + (BELONGINGS ? BRINGERS / 32 : 0), MULTIPLIERS / 32 * PEERS);
+        ring.make(1 + (BELONGINGS ? BRINGERS / 32 : 0), MULTIPLIERS / 32);
         publish_barriers();
         prefetch_map(matrix);
         prefetch_map(vector);
     }
     __syncthreads();
-    if (PEERS > 1) {
-        arrive_at_cluster(); // barriers are made
-    }
     if (role == 0) {
         if (WIDE) {
             leave_registers<BRING_REGISTERS>();
-        }
-        if (PEERS > 1 && threadIdx.x >= 32) {
-            wait_for_cluster();
         }
         if (threadIdx.x == 0) {
             bring_spans(ring, matrix, vector, rank, clusters, p);
         } else if (BELONGINGS && threadIdx.x >= PRODUCERS - BRINGERS) {
             bring_belongings(shared, ring, Groups{scales, zeros, biases}, rank, clusters, p);
-        } else if (PEERS > 1 && threadIdx.x < 32) {
-            wait_for_peers();
         }
         __syncwarp();
         if (CLUSTER > 1) {
@@ -443,12 +462,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
         if (WIDE) {
             allow_registers<PRODUCT_REGISTERS>();
         }
-        if (PEERS > 1) {
-            wait_for_cluster();
-        }
         multiply_and_store(shared, ring, scales, entries, rank, clusters, out, EPILOGUE_ARGUMENTS p);
-    }
-    if (PEERS > 1) {
-        synchronize_cluster(); // nobody arrives at the barriers of a block that has left
     }
 }

@@ -114,11 +114,6 @@ class CodedRows(ABC):
         """Rows of a tile that the same threads put together."""
         return self.tile
 
-    @property
-    def peers(self) -> int:
-        """Blocks of a cluster that have other rows of the matrix, and copy vectors for all of them."""
-        return 1
-
     def columns(self, work: Work) -> int:
         """Of the tensor cores' products: vectors of a tile, and some that there are not."""
         return ceil_div(work.rows, _COLUMN) * _COLUMN
@@ -137,7 +132,7 @@ class CodedRows(ABC):
 
     def tiles(self, work: Work) -> int:
         """Of the whole result."""
-        return ceil_div(ceil_div(work.outputs, self.tile) * self.turns(work), self.peers) * self.peers
+        return ceil_div(work.outputs, self.tile) * self.turns(work)
 
     def turns(self, work: Work) -> int:
         """Tiles of the same rows of the matrix."""
@@ -151,8 +146,7 @@ class CodedRows(ABC):
     def clusters(self, work: Work, device: DeviceModel) -> int:
         """Clusters that the launch has, of one block each where there are none."""
         tiles = self.tiles(work)
-        most = device.cores if self.peers == 1 else cluster_cores(device).get(self.peers, 0)
-        return tiles if self.cluster > 1 else min(tiles, most)
+        return tiles if self.cluster > 1 else min(tiles, device.cores)
 
     def shared_bytes(self, work: Work) -> int:
         """Dynamic shared memory of a block; as in the kernels' files."""
@@ -215,12 +209,6 @@ class ByWarpgroups(CodedRows):
     groups: int
     most: int = _GATHERED
     places: int = _MOST_PLACES
-    shared: int = 1
-    rotated: bool = False
-
-    @property
-    def peers(self) -> int:
-        return self.shared
 
     @property
     def part(self) -> int:
