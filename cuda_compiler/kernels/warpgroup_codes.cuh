@@ -5,6 +5,7 @@
 // products of the numbers before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks
 // share the spans. Grid: clusters with tiles in turns in x, VECTORS by TILE_N results each.
 constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
+constexpr int ROW_VALUES = 16; // bytes of what is the same all along a row of the result
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
@@ -17,7 +18,7 @@ constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
 constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
 constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES;
 constexpr int SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
-constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
+constexpr int ROWS_AT = SCALES_AT + TILE_N * 4, BARRIERS_AT = ROWS_AT + (ALL_VECTORS ? COLUMNS * ROW_VALUES : 0);
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
 
@@ -281,11 +282,12 @@ __device__ __forceinline__ void multiply_step(
     commit_products();
 }
 
-// What the epilogue reads for a thread's results. Where a tile has all vectors, what is the same all along a row of the
-// result is loaded once, ahead of the products, and so is all else where blocks share a tile, of which a thread then has
-// little.
+// What the epilogue reads for a thread's results. Where a tile has all vectors, idle warps bring what is the same all
+// along a row of the result, once, beside the products; and where blocks share a tile, all else is loaded ahead of them,
+// as a thread then has little of it.
 struct Operands {
-    static constexpr bool ROWS_EARLY = ALL_VECTORS && COLUMNS == GATHERED, EARLY = ROWS_EARLY && CLUSTER > 1;
+    static constexpr bool ROWS_EARLY = ALL_VECTORS && COLUMNS == GATHERED && sizeof(FetchedByRow) <= ROW_VALUES;
+    static constexpr bool EARLY = ALL_VECTORS && COLUMNS == GATHERED && CLUSTER > 1;
     FetchedByRow of_row[ITEMS_EACH];
     FetchedByColumn of_column[ITEMS_EACH];
     FetchedByElement of_element[ITEMS_EACH];
@@ -295,13 +297,14 @@ struct Operands {
     {
         return Item(int(threadIdx.x) % 128 + index * 128, vector, row, rank, p);
     }
-    __device__ __forceinline__ void fetch_rows(int vector, int row, int rank, EPILOGUE_PARAMETERS const Params& p)
+    __device__ __forceinline__ void fetch_rows(
+        const FetchedByRow* rows, int vector, int row, int rank, EPILOGUE_PARAMETERS const Params& p)
     {
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
             Item own = item(index, vector, row, rank, p);
             if (own.exists) {
-                of_row[index] = fetch_by_row(0, own.v, own.at / PAIRS, EPILOGUE_ARGUMENTS p);
+                of_row[index] = ROWS_EARLY ? rows[own.v] : fetch_by_row(0, own.v, own.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
         }
     }
@@ -318,6 +321,19 @@ struct Operands {
     }
 };
 
+constexpr int ROWS_BARRIER = 15;
+
+// What threads do that have nothing to copy, or not yet.
+__device__ __forceinline__ void bring_rows(FetchedByRow* rows, EPILOGUE_PARAMETERS const Params& p)
+{
+    wait_for_previous_grid();
+    int v = int(threadIdx.x) - (PRODUCERS - BRINGERS);
+    if (v < p.vectors) {
+        rows[v] = fetch_by_row(0, v, 0, EPILOGUE_ARGUMENTS p);
+    }
+    arrive_at(ROWS_BARRIER, BRINGERS + MULTIPLIERS);
+}
+
 // Puts the parts of a warpgroup's rows of a tile together and stores them.
 __device__ __forceinline__ void finish(
     unsigned char* shared, const Sums& sum, Operands& operands, float scale, const Place& at, int rank, OUT_T* out,
@@ -330,9 +346,8 @@ __device__ __forceinline__ void finish(
     #pragma unroll
     for (int column = 0; column < COLUMNS; column += GATHERED) {
         int vector = at.vector(p) + column;
-        if (!Operands::ROWS_EARLY) {
-            operands.fetch_rows(vector, first_row, rank, EPILOGUE_ARGUMENTS p);
-        }
+        operands.fetch_rows(
+            reinterpret_cast<const FetchedByRow*>(shared + ROWS_AT), vector, first_row, rank, EPILOGUE_ARGUMENTS p);
         if (!Operands::EARLY) {
             operands.fetch_others(vector, first_row, rank, EPILOGUE_ARGUMENTS p);
         }
@@ -377,9 +392,6 @@ __device__ __forceinline__ void multiply_and_store(
     Place now(rank);
     wait_for_previous_grid();
     Operands operands;
-    if (Operands::ROWS_EARLY) {
-        operands.fetch_rows(0, 0, rank, EPILOGUE_ARGUMENTS p);
-    }
     Turn turn{0, 0};
     while (now.tile < p.tiles) {
         Sums sum;
@@ -421,6 +433,9 @@ __device__ __forceinline__ void multiply_and_store(
         }
         wait_for_products<0>();
         arrive_by_warp(freed);
+        if (Operands::ROWS_EARLY && at.tile == int(blockIdx.x) / CLUSTER) {
+            synchronize(ROWS_BARRIER, BRINGERS + MULTIPLIERS);
+        }
         finish(shared, sum, operands, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
     }
 }
@@ -446,6 +461,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
     if (role == 0) {
         if (WIDE) {
             leave_registers<BRING_REGISTERS>();
+        }
+        if (Operands::ROWS_EARLY && threadIdx.x >= PRODUCERS - BRINGERS) {
+            bring_rows(reinterpret_cast<FetchedByRow*>(shared + ROWS_AT), EPILOGUE_ARGUMENTS p);
         }
         if (threadIdx.x == 0) {
             bring_spans(ring, matrix, vector, rank, clusters, p);
