@@ -5,7 +5,7 @@
 // products of the numbers before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks
 // share the spans. Grid: clusters with tiles in turns in x, VECTORS by TILE_N results each.
 constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
-constexpr int ROW_VALUES = 16; // bytes of what is the same all along a row of the result
+constexpr int ROW_VALUES = 16; // bytes of what is the same all along a row of the result; as in Python
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
@@ -33,8 +33,9 @@ struct Ring : StageBarriers<BARRIERS_AT> {
     __device__ __forceinline__ uint codes(int stage) const { return vectors(stage) + VECTOR_BYTES; }
 };
 
-// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other. Where a tile has all vectors,
-// blocks that have whole rows begin with different spans, so that they do not all ask for the same vectors at once.
+// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other. Where a tile has all
+// vectors, blocks that have whole rows begin with different spans, so that they do not all ask for the same vectors at
+// once.
 struct Place {
     int tile, span, done = 0;
 
@@ -283,8 +284,8 @@ __device__ __forceinline__ void multiply_step(
 }
 
 // What the epilogue reads for a thread's results. Where a tile has all vectors, idle warps bring what is the same all
-// along a row of the result, once, beside the products; and where blocks share a tile, all else is loaded ahead of them,
-// as a thread then has little of it.
+// along a row of the result, once, beside the products; and where blocks share a tile, so that a thread has few
+// results, all else is loaded ahead of the products.
 struct Operands {
     static constexpr bool ROWS_EARLY = ALL_VECTORS && COLUMNS == GATHERED && sizeof(FetchedByRow) <= ROW_VALUES;
     static constexpr bool EARLY = ALL_VECTORS && COLUMNS == GATHERED && CLUSTER > 1;
@@ -321,9 +322,9 @@ struct Operands {
     }
 };
 
-constexpr int ROWS_BARRIER = 15;
+constexpr int ROWS_BARRIER = 15; // where warpgroups wait for what is the same all along a row
 
-// What threads do that have nothing to copy, or not yet.
+// What the warps of the copying warpgroup but the first do at the beginning.
 __device__ __forceinline__ void bring_rows(FetchedByRow* rows, EPILOGUE_PARAMETERS const Params& p)
 {
     wait_for_previous_grid();
