@@ -53,11 +53,11 @@ def loads_unscaled(group: Group, position: int, operand: Operand, device: Device
         return False
     most = BulkCosts.of(device).factored_rows
     products = [problem for problem in (group.problem, operand.made.problem) if isinstance(problem, Product)]
-    fits = all(_takes_factors(each) and _FEW_ROWS < each.m <= most for each in products)
-    return len(products) == 2 and fits
+    return len(products) == 2 and all(_takes_factors(each) and _FEW_ROWS < each.m <= most for each in products)
 
 
 def _takes_factors(found: Product) -> bool:
+    """Whether there are launches of a product whose epilogues do so, of numbers or of packed codes."""
     if isinstance(found.b.operand, GroupedCodes):
         return type(found.a.operand) is Operand and suits_coded_rows(found)
     return found.is_stored and fits_tiles(found) and suits_bulk(found)
