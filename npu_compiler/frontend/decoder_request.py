@@ -34,7 +34,7 @@ _SEEDS = 1 << 64  # as many as torch's generators take
 
 
 _CHUNKS = (128, 512, 2048)
-_PACKS = {512: (2, 4)}  # more tokens fill a GPU by themselves, fewer take other kernels when they are many
+_PACKS = {512: (2,)}  # more rows are no quicker on a GPU, and fewer are added up otherwise than more of them
 _PAGE_STEP = 32  # tokens: the kernels for attention read blocks of positions, none of which lies in two pages
 _MOST_LANES = 1024
 _MOST_GUESSED = 16
@@ -62,8 +62,8 @@ class BatchRequest:
         page_tokens: Tokens of a page.
         pages: How many there are; enough for full texts in all lanes when None.
         chunks: Tokens of a prompt that functions take; 128, 512 and 2048 when None, as far as the text may be so long.
-        packs: For such a number how many prompts further functions take at once; 2 and 4 for 512 when None, as far as
-            there are so many lanes.
+        packs: For such a number how many prompts further functions take at once, as far as there are so many lanes;
+            when None 2 for 512, where weights and pages are numbers of 16 bits.
         guess: Tokens of each lane that further functions take, the last one and a guess of those that follow; 1 for no
             such functions.
     """
@@ -100,14 +100,19 @@ class BatchRequest:
         """How many pages there are."""
         return self.pages if self.pages is not None else max(self.lanes) * context // self.page_tokens
 
-    def shapes(self, context: int) -> dict[str, tuple[int, int, bool]]:
-        """By the names of functions: lanes, tokens of each lane, and whether they give no logits."""
+    def shapes(self, context: int, plain: bool) -> dict[str, tuple[int, int, bool]]:
+        """By the names of functions: lanes, tokens of each lane, and whether they give no logits.
+
+        Args:
+            context: Tokens of a text.
+            plain: Whether weights and pages are numbers of 16 bits, of which any number of rows is added up alike.
+        """
         chunks = [n for n in _CHUNKS if n <= context] or [context] if self.chunks is None else sorted(set(self.chunks))
         lanes = sorted(set(self.lanes))
         decode = {f"decode_{count}": (count, 1, False) for count in lanes}
         if self.guess > 1:
             decode |= {f"check_{count}": (count, self.guess, False) for count in lanes}
-        packs = _PACKS if self.packs is None else self.packs
+        packs = self.packs if self.packs is not None else _PACKS if plain else {}
         many = {(n, k): f"chunk_{n}x{k}" for n in chunks for k in packs.get(n, ()) if 1 < k <= lanes[-1]}
         decode |= {f"chunk_{n}": (1, n, True) for n in chunks}
         return decode | {name: (k, n, True) for (n, k), name in many.items()}

@@ -117,8 +117,10 @@ def _extract_batch(
     shapes = [(pages + 1, shape[1], size, shape[3]) for shape in cache_shapes(model, 1)]
     held = [each for shape in shapes for each in form.empty(shape)]
     pools = tuple(torch.empty(1, dtype=kind).expand(shape) for shape, kind in held)  # of no memory
+    plain = form.tensors == 1 and all(each.is_floating_point() and each.element_size() > 1 for each in model.buffers())
+    plain = plain and all(each.dtype == model.dtype for each in model.parameters())
     steps = {}
-    for name, (lanes, count, fills) in request.shapes(context).items():
+    for name, (lanes, count, fills) in request.shapes(context, plain).items():
         inputs: dict[str, Any] = {key: torch.zeros(lanes, count, dtype=torch.long) for key in ("tokens", "positions")}
         inputs |= {"tables": torch.zeros(lanes, context // size, dtype=torch.int32), "pools": pools}
         decoder = PagedDecoder(model, form, fills=fills)

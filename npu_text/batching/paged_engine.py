@@ -82,7 +82,8 @@ class PagedEngine:
         self._decode, self._check, self._fill = batch.decode, batch.check, batch.chunks
         self.lanes, self.page_tokens, self.pages = max(self._decode), batch.page_tokens, batch.pages
         self.context, self.vocabulary, self.chunks = batch.context, spec.vocabulary, tuple(self._fill)
-        self.packs = {length: tuple(lanes for lanes in names if lanes > 1) for length, names in self._fill.items()}
+        packs = {length: tuple(lanes for lanes in names if lanes > 1) for length, names in self._fill.items()}
+        self.packs: Mapping[int, tuple[int, ...]] = packs
         self.guess = batch.guess
         irs = {name: step.ir for name, step in batch.functions.items()}
         program = program or open_program(folder, irs, device.target, "batch")
