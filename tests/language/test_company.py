@@ -84,7 +84,7 @@ def test_texts_are_the_same_to_the_bit_one_by_one_and_many_at_a_time(
     assert answers(engine, asked, 1) == answers(engine, asked, AT_ONCE)
 
 
-def _sums(lanes: int) -> list[tuple[str, ...]]:
+def _sums(lanes: int) -> list[tuple[Any, ...]]:
     """How kernels divide their sums, in 512 tokens of each of some prompts for a layer and a half of Qwen2.5-1.5B."""
     sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_hidden_layers": 2}
     model = import_transformers().AutoModelForCausalLM.from_config(config("Qwen2", **sizes), dtype=torch.bfloat16)
@@ -95,7 +95,9 @@ def _sums(lanes: int) -> list[tuple[str, ...]]:
     plan = npu_compiler.compile(ir, target="cuda").functions["main"]
     kernels = [plan.kernels[call.kernel] for call in plan.calls if isinstance(call, KernelCall)]
     divisions = ("SPLITS", "ROW_THREADS", "BLOCK", "WARPGROUPS_L")
-    found = [(k.entry, *re.findall(rf"#define ({'|'.join(divisions)}) (\S+)", k.text)) for k in kernels]
+    found: list[tuple[Any, ...]] = [
+        (k.entry, *re.findall(rf"#define ({'|'.join(divisions)}) (\S+)", k.text)) for k in kernels
+    ]
     return [each for each in found if each[0] in ("matmul_bulk", "rows", "attention_prefill")]
 
 
