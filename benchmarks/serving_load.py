@@ -145,19 +145,26 @@ def _engine_figures(folder: Path, device: str | None, clients: int, load: Load) 
         "machine": {name: machine_figures(opened)[name] for name in ("processor", "cores", "device")},
         "decode step of lanes, ms": {lanes: 1000 * _lanes_seconds(engine, lanes, load) for lanes in sizes},
         "chunk of tokens, ms": {count: 1000 * _chunk_seconds(engine, count) for count in engine.chunks},
+        "chunks of prompts together, ms": {
+            f"{together} x {count}": 1000 * _chunk_seconds(engine, count, together)
+            for count in engine.chunks
+            for together in engine.packs.get(count, ())
+        },
     }
     if most > 1:
         figures |= _together(engine, most, load)
     return figures | {"without a server, tokens/s": _driver_rate(engine, most, load)}
 
 
-def _chunk_seconds(engine: Any, tokens: int) -> float:
-    """What so many tokens of a prompt take, a text's first."""
+def _chunk_seconds(engine: Any, tokens: int, together: int = 1) -> float:
+    """What so many tokens of some prompts take, the texts' first."""
     from npu_text.batching.engine import LaneSampling, Prefill
 
-    engine.begin(0, LaneSampling(), [1])
-    part = Prefill(0, [1] * tokens, 0, tuple(range(ceil_div(tokens, engine.page_tokens))))
-    return _median_seconds(lambda: engine.prefill(part)())
+    each, parts = ceil_div(tokens, engine.page_tokens), []
+    for lane in range(together):
+        engine.begin(lane, LaneSampling(), [1])
+        parts.append(Prefill(lane, [1] * tokens, 0, tuple(range(lane * each, (lane + 1) * each))))
+    return _median_seconds(lambda: engine.prefill(*parts)())
 
 
 def _together(engine: Any, lanes: int, load: Load) -> dict[str, float]:
@@ -246,7 +253,7 @@ def _lanes_seconds(engine: Any, lanes: int, load: Load) -> float:
         engine.begin(lane, LaneSampling(), [1])
         for at in range(0, start, engine.chunks[-1]):
             part = [1] * min(engine.chunks[-1], start - at)
-            engine.prefill(Prefill(lane, part, at, pages[lane], choose=False))()
+            engine.prefill(Prefill(lane, part, at, pages[lane]))()
     medians, numbers = [], np.arange(lanes)
     for _ in range(_ROUNDS):
         tokens, seconds = np.ones(lanes, np.int64), []

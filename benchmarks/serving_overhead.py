@@ -24,13 +24,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, ClassVar
 
 from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Device
 from npu_runtime.backend import Launched, Recording
 from npu_text.batching.driver import Driver
-from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
+from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, Prefill, Stepped
 from npu_text.batching.paged_engine import PagedEngine
 from npu_text.batching.texts import TextRequest, Turn
 from tests.support.decoders import make_decoder
@@ -111,8 +111,8 @@ def make_engine(folder: Path, lanes: Sequence[int]) -> PagedEngine:
 
 
 class _Filled:
-    def __call__(self) -> Prefilled:
-        return Prefilled(Chosen(70))
+    def __call__(self) -> tuple[Chosen, ...]:
+        return ()
 
     def is_done(self) -> bool:
         return True
@@ -122,6 +122,7 @@ class _Letters:
     """A `BatchEngine` that gives letters at a pace."""
 
     lanes, page_tokens, pages, context, vocabulary, chunks, guess = 256, 128, 4096, 2048, 320, (512,), 1
+    packs: ClassVar[dict[int, tuple[int, ...]]] = {}
     seconds = 0.0
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None: ...
@@ -130,7 +131,7 @@ class _Letters:
 
     def copy_page(self, source: int, target: int) -> None: ...
 
-    def prefill(self, part: Prefill) -> Filling:
+    def prefill(self, *parts: Prefill) -> Filling:
         return _Filled()
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:

@@ -14,7 +14,7 @@ import json
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from npu_text.batching.driver import Driver
-from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
+from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, Prefill, Stepped
 from npu_text.batching.texts import Event, Text, TextRequest
 
 __all__ = ["Client", "Costs", "main", "simulate"]
@@ -35,9 +35,9 @@ class Costs:
     Attributes:
         steps: Of a step, by the lanes of its function.
         chunks: Of a chunk by itself, by the tokens of its function.
-        together: Of the longest chunk and a step of all lanes that begin together.
+        packs: Of such chunks of several prompts, by these tokens and then by the prompts.
+        together: Of the longest chunk of one prompt and a step of all lanes that begin together.
         share: How much of its own pace a step keeps beside a chunk.
-        choice: Of choosing the token behind a prompt.
         ahead: Of the host, from a step's tokens to the next launch.
         fill: Of the host, to hand over a chunk.
         wake: From the end of the device's work to the host's next instruction.
@@ -46,9 +46,9 @@ class Costs:
 
     steps: dict[int, float] = field(default_factory=lambda: {1: 0.99, 8: 1.21, 32: 1.60, 64: 1.72})
     chunks: dict[int, float] = field(default_factory=lambda: {128: 1.55, 512: 3.03})
+    packs: dict[int, dict[int, float]] = field(default_factory=dict)
     together: float = 4.24
     share: float = 0.45
-    choice: float = 0.03
     ahead: float = 0.035
     fill: float = 0.05
     wake: float = 0.015
@@ -78,6 +78,7 @@ class _Model:
 
     def __init__(self, costs: Costs) -> None:
         self.costs, self.lanes, self.chunks = costs, max(costs.steps), tuple(costs.chunks)
+        self.packs: Mapping[int, tuple[int, ...]] = {length: tuple(costs.packs[length]) for length in costs.packs}
         self.pages = 16 * self.lanes
         self.now = 0.0
         self.counts = [0, 0, 0.0]  # steps, lanes of steps, milliseconds in which both streams were busy
@@ -99,12 +100,13 @@ class _Model:
 
     def copy_page(self, source: int, target: int) -> None: ...
 
-    def prefill(self, part: Prefill) -> Any:
+    def prefill(self, *parts: Prefill) -> Any:
         self._until(self.now + self.costs.fill)
-        length = next(n for n in self.chunks if n >= len(part.tokens))
-        job = _Job(self.costs.chunks[length] + self.costs.choice * part.choose)
+        length = next(n for n in self.chunks if n >= max(len(part.tokens) for part in parts))
+        cost = self.costs.chunks[length] if len(parts) == 1 else self.costs.packs[length][len(parts)]
+        job = _Job(cost)
         self._streams[1].append(job)
-        return _Filling(self, job, part.choose)
+        return _Filling(self, job)
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         self._until(self.now + self.costs.ahead)
@@ -157,14 +159,13 @@ class _Model:
 class _Filling:
     model: _Model
     job: _Job
-    chooses: bool
 
     def is_done(self) -> bool:
         return self.job.done
 
-    def __call__(self) -> Prefilled:
+    def __call__(self) -> tuple[Chosen, ...]:
         self.model.finish(self.job)
-        return Prefilled(Chosen(70) if self.chooses else None)
+        return ()
 
 
 class _Lock:

@@ -47,7 +47,7 @@ SCALED_ROWS = KernelTemplate(
 
 _MAX_THREADS = 512
 _MAX_ITEMS = 8  # packs of a row that a thread keeps in registers
-_MANY_ROWS = 1024
+_MANY_ROWS = 512
 _WARPS_A_BLOCK = 4
 _PREFIX = "v"  # of the names of what a vector is computed from, beside what follows a product of it
 

@@ -53,7 +53,7 @@ def check_batch(batch: BatchSpec, vocabulary: int, functions: Mapping[str, _Func
         inputs |= {step.last: (1,)} if step.last else {}
         logits = (step.lanes, 1 if step.last else step.length, vocabulary)
         states = [*zip(step.pools, batch.pool_shapes, strict=True)]
-        _check(name, functions, inputs, {step.logits: logits}, states)
+        _check(name, functions, inputs, {step.logits: logits} if step.logits else {}, states)
 
 
 def _check(

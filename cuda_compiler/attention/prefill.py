@@ -83,6 +83,11 @@ class _Division:
         return ceil_div(self.problem.shared * self.problem.rows, 64 * self.warpgroups_m) * self.layers
 
     @property
+    def tiles_alone(self) -> int:
+        """Tiles that decide how each is divided: of texts in pages those of one, which is the same in any company."""
+        return self.tiles // self.problem.batch if isinstance(self.problem.k, Paged) else self.tiles
+
+    @property
     def split_tiles(self) -> int:
         """Blocks of positions that are worth a block of threads."""
         return _Costs.of(self.device).split_tiles
@@ -91,7 +96,7 @@ class _Division:
     def splits(self) -> int:
         """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
         blocks = ceil_div(self.problem.length, self.block)
-        return max(1, min(self.device.cores // self.tiles, blocks // self.split_tiles))
+        return max(1, min(self.device.cores // self.tiles_alone, blocks // self.split_tiles))
 
     @property
     def shared_bytes(self) -> int:
@@ -153,7 +158,7 @@ def lower_prefill(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks)
 def _divide(problem: Attention, device: DeviceModel) -> _Division:
     """Tiles of 128 rows where they fill the device; else of 64, whose positions two warpgroups share."""
     whole = _Division(problem, device, warpgroups_m=2, warpgroups_l=1, block=128, stages=3)
-    if whole.tiles < device.cores or (isinstance(problem.k, Paged) and problem.k.page % whole.block):
+    if whole.tiles_alone < device.cores or (isinstance(problem.k, Paged) and problem.k.page % whole.block):
         return _Division(problem, device, warpgroups_m=1, warpgroups_l=2, block=64, stages=4)
     return whole if whole.shared_bytes <= device.shared_bytes else replace(whole, stages=2)
 

@@ -22,6 +22,8 @@ _PANEL = 16  # tiles along m that follow each other before the next ones along n
 _ROWS_TOGETHER = 8  # in shared memory, of the pattern that tensor cores expect
 _RESERVED_BYTES = 1024  # of shared memory, for each block
 _LEAST_STAGES = 2  # one is copied while another is multiplied
+_PROMPT_ROWS = 512
+_PAIR_ROWS = 2 * _PROMPT_ROWS
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,16 @@ def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Bul
 
 @lru_cache(maxsize=1024)  # a model has the same product in many layers
 def bulk_tilings(asked: Asked, device: DeviceModel) -> tuple[BulkTiling, ...]:
-    """Tilings of a product that are worth timing, the best by the model of their cost first."""
-    best = best_candidates(bulk_candidates(asked, device), kept_candidates(device, bulk=True))
+    """Tilings of a product that are worth timing, the best by the model of their cost first.
+
+    A row has the same bits among 512 and among 1024, whether a prompt is filled in alone or beside another: tiles add
+    along k in one order, and k has as many parts as suit 1024 rows.
+    """
+    candidates = list(bulk_candidates(asked, device))
+    if _PROMPT_ROWS <= asked.m <= _PAIR_ROWS and candidates:
+        pair = min(bulk_candidates(replace(asked, m=_PAIR_ROWS), device), key=lambda each: each.microseconds)
+        candidates = [each for each in candidates if each.sizes.splits == pair.sizes.splits]
+    best = best_candidates(candidates, kept_candidates(device, bulk=True))
     return tuple(candidate.sizes for candidate in best)
 
 

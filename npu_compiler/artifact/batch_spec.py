@@ -20,8 +20,8 @@ class BatchStepSpec:
         tokens: The input with the tokens: int64 [B, N].
         positions: The input with their positions in their texts: int64 [B, N]; -1 for what is nobody's.
         tables: The input with the pages of each lane, in order: int32 [B, context / page_tokens].
-        last: The input that says which token's logits to give: int64 [1]; empty where those of all are given.
-        logits: The output with the logits: [B, 1, vocabulary], or [B, N, vocabulary] without `last`.
+        last: The input that says which token's logits to give: int64 [1]; empty where those of all are given, or none.
+        logits: The output with the logits: [B, 1, vocabulary], or [B, N, vocabulary] without `last`; empty for none.
         pools: For each pool its input, and the output that is its new state.
     """
 
@@ -35,10 +35,15 @@ class BatchStepSpec:
     logits: str
     pools: tuple[tuple[str, str], ...]
 
+    @property
+    def fills(self) -> bool:
+        """Whether it is for parts of prompts, and not for steps. An earlier release had the logits of one token."""
+        return bool(self.last) or not self.logits
+
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """Functions for many texts at once: decode steps of several numbers of lanes, and chunks of one lane's prompt.
+    """Functions for many texts at once: decode steps of several numbers of lanes, and chunks of lanes' prompts.
 
     Decode steps take one token of each lane; others take several, the last one chosen and a guess of those that follow.
 
@@ -71,7 +76,7 @@ class BatchSpec:
     @property
     def guess(self) -> int:
         """The most tokens of a lane that a function gives all logits of; 1 where none takes guesses."""
-        return max((step.length for step in self.functions.values() if not step.last), default=1)
+        return max((step.length for step in self.functions.values() if not step.fills), default=1)
 
     @property
     def check(self) -> dict[int, str]:
@@ -81,16 +86,17 @@ class BatchSpec:
     def _by_lanes(self, length: int) -> dict[int, str]:
         """Functions that give the logits of all their tokens."""
         ascending = sorted(self.functions.items(), key=lambda item: item[1].lanes)
-        return {step.lanes: name for name, step in ascending if step.length == length and not step.last}
+        return {step.lanes: name for name, step in ascending if step.length == length and not step.fills}
 
     @property
-    def chunks(self) -> dict[int, str]:
-        """The names of the functions that take several tokens of one lane, by how many these are, ascending."""
-        return {
-            step.length: name
-            for name, step in sorted(self.functions.items(), key=lambda item: item[1].length)
-            if step.last
-        }
+    def chunks(self) -> dict[int, dict[int, str]]:
+        """The names of the functions for parts of prompts, by how many tokens of each lane they take, and then by how
+        many lanes, ascending."""
+        chunks: dict[int, dict[int, str]] = {}
+        for name, step in sorted(self.functions.items(), key=lambda item: (item[1].length, item[1].lanes)):
+            if step.fills:
+                chunks.setdefault(step.length, {})[step.lanes] = name
+        return chunks
 
     def contradiction(self) -> str:
         """What contradicts itself; empty where nothing does."""
@@ -103,7 +109,11 @@ class BatchSpec:
         if not self.decode or any(lanes < 1 for lanes in self.decode):
             return "no function that takes one token of each lane"
         for name, step in self.functions.items():
-            fits = len(step.pools) == len(self.pool_shapes) and not (step.last and step.length == 1)
-            if not fits or not 1 <= step.length <= self.context or (step.last and step.lanes != 1):
+            fits = len(step.pools) == len(self.pool_shapes) and not (step.fills and step.length == 1)
+            fits = fits and step.lanes >= 1 and not (step.last and (step.lanes != 1 or not step.logits))
+            if not fits or not 1 <= step.length <= self.context:
                 return f"a function '{name}' that does not fit the pools, or its length"
+        wrong = next((length for length, names in self.chunks.items() if 1 not in names), 0)
+        if wrong or not self.chunks:
+            return f"no function that takes {wrong or 'several'} tokens of one lane's prompt"
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ _SEEDS = 1 << 64  # as many as torch's generators take
 
 
 _CHUNKS = (128, 512, 2048)
+_PACKS = {512: (2,)}  # more rows are no quicker on a GPU, and fewer are added up otherwise than more of them
 _PAGE_STEP = 32  # tokens: the kernels for attention read blocks of positions, none of which lies in two pages
 _MOST_LANES = 1024
 _MOST_GUESSED = 16
@@ -61,6 +62,8 @@ class BatchRequest:
         page_tokens: Tokens of a page.
         pages: How many there are; enough for full texts in all lanes when None.
         chunks: Tokens of a prompt that functions take; 128, 512 and 2048 when None, as far as the text may be so long.
+        packs: For such a number how many prompts further functions take at once, as far as there are so many lanes;
+            when None 2 for 512, where weights and pages are numbers of 16 bits.
         guess: Tokens of each lane that further functions take, the last one and a guess of those that follow; 1 for no
             such functions.
     """
@@ -70,6 +73,7 @@ class BatchRequest:
     pages: int | None = None
     chunks: Sequence[int] | None = None
     guess: int = 1
+    packs: Mapping[int, Sequence[int]] | None = None
 
     def context(self, length: int) -> int:
         """Tokens of a text, whole pages, for a cache of `length` tokens.
@@ -96,14 +100,22 @@ class BatchRequest:
         """How many pages there are."""
         return self.pages if self.pages is not None else max(self.lanes) * context // self.page_tokens
 
-    def shapes(self, context: int) -> dict[str, tuple[int, int, bool]]:
-        """By the names of functions: lanes, tokens of each lane, and whether the logits are those of one of them."""
+    def shapes(self, context: int, plain: bool) -> dict[str, tuple[int, int, bool]]:
+        """By the names of functions: lanes, tokens of each lane, and whether they give no logits.
+
+        Args:
+            context: Tokens of a text.
+            plain: Whether weights and pages are numbers of 16 bits, of which any number of rows is added up alike.
+        """
         chunks = [n for n in _CHUNKS if n <= context] or [context] if self.chunks is None else sorted(set(self.chunks))
         lanes = sorted(set(self.lanes))
         decode = {f"decode_{count}": (count, 1, False) for count in lanes}
         if self.guess > 1:
             decode |= {f"check_{count}": (count, self.guess, False) for count in lanes}
-        return decode | {f"chunk_{n}": (1, n, True) for n in chunks}
+        packs = self.packs if self.packs is not None else _PACKS if plain else {}
+        many = {(n, k): f"chunk_{n}x{k}" for n in chunks for k in packs.get(n, ()) if 1 < k <= lanes[-1]}
+        decode |= {f"chunk_{n}": (1, n, True) for n in chunks}
+        return decode | {name: (k, n, True) for (n, k), name in many.items()}
 
 
 def check_request(

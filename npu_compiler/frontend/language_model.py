@@ -50,7 +50,8 @@ def extract_language_model(
 
     The folder gets ``generation.json``, ``decode.json``, a ``prefill_N.json`` for each length, ``model.safetensors``,
     and the tokenizer's files where the source has them; for many texts at once a ``decode_B.json`` for each number of
-    lanes and a ``chunk_N.json`` for each chunk of a prompt. Functions of an earlier extraction are removed from it.
+    lanes, a ``chunk_N.json`` for each chunk of a prompt, and a ``chunk_NxR.json`` for chunks of R prompts. Functions of
+    an earlier extraction are removed from it.
 
     Args:
         source: A Hugging Face folder; or a configuration, as a file or a folder without weights, for seeded weights.
@@ -116,27 +117,28 @@ def _extract_batch(
     shapes = [(pages + 1, shape[1], size, shape[3]) for shape in cache_shapes(model, 1)]
     held = [each for shape in shapes for each in form.empty(shape)]
     pools = tuple(torch.empty(1, dtype=kind).expand(shape) for shape, kind in held)  # of no memory
-    decoder, steps = PagedDecoder(model, form), {}
-    for name, (lanes, count, picks) in request.shapes(context).items():
+    plain = form.tensors == 1 and all(each.is_floating_point() and each.element_size() > 1 for each in model.buffers())
+    plain = plain and all(each.dtype == model.dtype for each in model.parameters())
+    steps = {}
+    for name, (lanes, count, fills) in request.shapes(context, plain).items():
         inputs: dict[str, Any] = {key: torch.zeros(lanes, count, dtype=torch.long) for key in ("tokens", "positions")}
         inputs |= {"tables": torch.zeros(lanes, context // size, dtype=torch.int32), "pools": pools}
-        inputs |= {"last": torch.tensor([count - 1])} if picks else {}
+        decoder = PagedDecoder(model, form, fills=fills)
         extraction = extract(decoder, inputs, model_name=f"{type(model).__name__}.{name}")
         _merge(weights, extraction, name)
         write_json(target / f"{name}.json", extraction.ir)
-        steps[name] = _batch_step(extraction.ir, f"{name}.json", (lanes, count), picks)
+        steps[name] = _batch_step(extraction.ir, f"{name}.json", (lanes, count), fills)
     return BatchSpec(
         size, pages, context, tuple(shape for shape, _ in held), steps, tuple(_name(kind) for _, kind in held)
     )
 
 
-def _batch_step(ir: Mapping[str, Any], file: str, shape: tuple[int, int], picks: bool) -> BatchStepSpec:
+def _batch_step(ir: Mapping[str, Any], file: str, shape: tuple[int, int], fills: bool) -> BatchStepSpec:
     """As `_step`, for `PagedDecoder`."""
-    tokens, positions, tables, *rest = (entry["name"] for entry in ir["graph_inputs"])
-    last = rest.pop() if picks else ""
-    logits, *updated = (entry["name"] for entry in ir["graph_outputs"])
-    pools = tuple(zip(rest, updated, strict=True))
-    return BatchStepSpec(file, *shape, tokens, positions, tables, last, logits, pools)
+    tokens, positions, tables, *pools = (entry["name"] for entry in ir["graph_inputs"])
+    updated = [entry["name"] for entry in ir["graph_outputs"]]
+    logits = "" if fills else updated.pop(0)
+    return BatchStepSpec(file, *shape, tokens, positions, tables, "", logits, tuple(zip(pools, updated, strict=True)))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -13,17 +13,23 @@ __all__ = ["PagedDecoder"]
 
 
 class PagedDecoder(torch.nn.Module):
-    """Some tokens of each lane: their keys and values go into its pages, the logits of one come out.
+    """Some tokens of each lane: their keys and values go into its pages, and their logits come out.
 
     A lane's table names its pages in order, so that position p lies in page ``tables[lane, p // T]`` at place p % T. A
     token sees its lane's positions up to its own. A token at position -1 is nobody's: it sees nothing, and its keys and
     values go to the last page, which no table of a running lane names.
     """
 
-    def __init__(self, model: Any, form: RowForm | None = None) -> None:
-        """Wraps `model`, one of transformers' `AutoModelForCausalLM`; `form` says what pages hold, if not numbers."""
+    def __init__(self, model: Any, form: RowForm | None = None, *, fills: bool = False) -> None:
+        """Wraps a model.
+
+        Args:
+            model: One of transformers' `AutoModelForCausalLM`.
+            form: What pages hold, if not numbers.
+            fills: Whether pages are all that is wanted, and no logits.
+        """
         super().__init__()
-        self.model = model
+        self.model, self._fills = model, fills
         self._form: RowForm = form or PlainRows(model.dtype)
         self.eval()
 
@@ -33,7 +39,6 @@ class PagedDecoder(torch.nn.Module):
         positions: torch.Tensor,
         tables: torch.Tensor,
         pools: tuple[torch.Tensor, ...],
-        last: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Runs the model.
 
@@ -43,17 +48,16 @@ class PagedDecoder(torch.nn.Module):
             tables: int32 [B, C], numbers of pages.
             pools: For each layer, the pages of its keys [P + 1, G, T, D] and of its values [P + 1, G, T, E]; each in as
                 many tensors as their form has.
-            last: int64 [1], of a single lane the index of the token among the N whose logits are wanted.
 
         Returns:
-            The logits [B, 1, V], or [B, N, V] of all tokens without `last`; and the new pools in the order of the given
-            ones.
+            The logits [B, N, V], if wanted; and the new pools in the order of the given ones.
         """
         pages = _Pages(positions, tables, *(pools[0].shape[i] for i in (0, 2)))
         each = 2 * self._form.tensors
         layers = [_PagedLayer(pools[at : at + each], pages, self._form) for at in range(0, len(pools), each)]
         visible = torch.arange(pages.length) <= positions[..., None]
-        return run_decoder(self.model, layers, last, tokens, visible[:, None], positions.clamp(min=0))
+        made = run_decoder(self.model, layers, None, tokens, visible[:, None], positions.clamp(min=0))
+        return made[1:] if self._fills else made
 
 
 class _Pages:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from npu_compiler.errors import DeviceError, NPUError
-from npu_text.batching.engine import BatchEngine, Filling, Prefilled, Stepped
+from npu_text.batching.engine import BatchEngine, Chosen, Filling, Stepped
 from npu_text.batching.scheduler import Scheduler
 from npu_text.batching.texts import Event, Fill, Limits, News, Text, TextRequest, Turn
 
@@ -185,12 +185,12 @@ class Driver:
         for fill in turn.fills:
             for source, target in fill.copies:
                 self.engine.copy_page(source, target)
-            self._filling.append((fill, self.engine.prefill(fill.part)))
+            self._filling.append((fill, self.engine.prefill(*fill.parts)))
         return None if turn.steps is None else self.engine.step(turn.steps)
 
-    def _filled(self, waits: bool) -> list[tuple[Fill, Prefilled]]:
+    def _filled(self, waits: bool) -> list[tuple[Fill, tuple[Chosen, ...]]]:
         """What has run of the prompts under way, in order; waits for the first one if nothing else was waited for."""
-        done: list[tuple[Fill, Prefilled]] = []
+        done: list[tuple[Fill, tuple[Chosen, ...]]] = []
         while self._filling and ((waits and not done) or self._filling[0][1].is_done()):
             fill, filling = self._filling.popleft()
             done.append((fill, filling()))

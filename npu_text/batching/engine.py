@@ -21,7 +21,6 @@ __all__ = [
     "LaneSteps",
     "MaskSource",
     "Prefill",
-    "Prefilled",
     "Stepped",
 ]
 
@@ -93,15 +92,13 @@ class MaskSource(Protocol):
 
 @dataclass(frozen=True)
 class Prefill:
-    """Tokens of one text that go into its cache at once.
+    """Tokens of one text that go into its cache at once. What follows them is for steps to choose.
 
     Attributes:
         lane: Whose.
         tokens: Which; at most the longest of `BatchEngine.chunks`.
         position: Of the first of them in the text.
         pages: Of the lane, in order, those included that these tokens are written to.
-        choose: Whether the token that follows is to be chosen, as behind a prompt's last part.
-        mask: Tells the tokens that may be chosen; None for all.
         scored: As `LaneSampling.best`, for the tokens that follow each of `tokens` in the prompt; None for none.
         following: The prompt's token behind these; None at its end. Of those that are scored.
     """
@@ -110,31 +107,22 @@ class Prefill:
     tokens: Sequence[int]
     position: int
     pages: Sequence[int]
-    choose: bool = True
-    mask: MaskSource | None = None
     scored: int | None = None
     following: int | None = None
 
 
-class Prefilled(NamedTuple):
-    """What `Prefill` gave.
-
-    Attributes:
-        chosen: The token that follows, if asked for.
-        scores: For each token the one that follows in the prompt, if asked for; the prompt's last has none.
-    """
-
-    chosen: Chosen | None
-    scores: tuple[Chosen, ...] = ()
-
-
 class Filling(Protocol):
-    """Tokens of a prompt on their way into the cache; called, it waits for what `Prefill` gives."""
+    """Tokens of prompts on their way into the cache."""
 
-    def __call__(self) -> Prefilled: ...
+    def __call__(self) -> tuple[Chosen, ...]:
+        """Waits for them.
+
+        Returns:
+            For each token the one that follows in the prompt, where these are scored; the prompt's last has none.
+        """
 
     def is_done(self) -> bool:
-        """Whether they are there, so that calling it waits for no more than the choice of a token."""
+        """Whether they are there, so that calling it does not wait."""
 
 
 class LaneSteps(NamedTuple):
@@ -192,7 +180,8 @@ class BatchEngine(Protocol):
         pages: How many pages there are to give out, by numbers from 0.
         context: Tokens of a text, at most.
         vocabulary: How many tokens there are.
-        chunks: How many tokens the functions that fill caches take, ascending.
+        chunks: How many tokens of a text the functions that fill caches take, ascending.
+        packs: By such a number of how many texts at once further functions take so many tokens each, ascending.
         guess: How many tokens a step takes for one lane, at most; 1 where it checks no guesses.
     """
 
@@ -202,6 +191,7 @@ class BatchEngine(Protocol):
     context: int
     vocabulary: int
     chunks: tuple[int, ...]
+    packs: Mapping[int, tuple[int, ...]]
     guess: int
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
@@ -225,13 +215,18 @@ class BatchEngine(Protocol):
             tokens: Of the prompt, as penalties count them.
         """
 
-    def prefill(self, part: Prefill) -> Filling:
+    def prefill(self, *parts: Prefill) -> Filling:
         """Puts tokens into the cache.
 
+        Args:
+            parts: One part of a text; or such of several, no more than `packs` has for the number of tokens that holds
+                the longest of them, none of them scored. One may read what another writes, and comes to the same
+                numbers as by itself.
+
         Returns:
-            Waits for the result. Calls of this lane before it is called are queued behind this one, and so is all that
-            is filled in later. Steps of other lanes may overtake it, any number of them, and it may overtake those that
-            were asked for before: no step that was not waited for may write to `pages`, nor to what they share.
+            Waits for the result. Calls of these lanes before it is called are queued behind this one, and so is all
+            that is filled in later. Steps of other lanes may overtake it, any number of them, and it may overtake those
+            that were asked for before: no step that was not waited for may write to `pages`, nor to what they share.
         """
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:

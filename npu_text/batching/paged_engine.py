@@ -26,7 +26,7 @@ from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_text.batching.bound_choice import LaneGroup
 from npu_text.batching.choosing import LaneChooser, accepted
-from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
+from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, Prefill, Stepped
 from npu_text.batching.lane_sampling import check_sampling
 from npu_text.batching.scoring import TokenScorer
 from npu_text.batching.step_calls import (
@@ -58,7 +58,7 @@ class PagedEngine:
         device: Where they run.
         chooser: What chooses tokens.
         scorer: What scores those of prompts.
-        lanes, page_tokens, pages, context, vocabulary, chunks, guess: As `BatchEngine` says.
+        lanes, page_tokens, pages, context, vocabulary, chunks, packs, guess: As `BatchEngine` says.
     """
 
     def __init__(self, folder: Path, device: Device, program: CompiledProgram | None = None) -> None:
@@ -79,9 +79,11 @@ class PagedEngine:
                 f"given '{folder}', which has functions for one text alone; extract it with: npu extract-llm --lanes"
             )
         self.spec, self.device, batch = spec, device, spec.batch
-        self._decode, self._check, self._chunk = batch.decode, batch.check, batch.chunks
+        self._decode, self._check, self._fill = batch.decode, batch.check, batch.chunks
         self.lanes, self.page_tokens, self.pages = max(self._decode), batch.page_tokens, batch.pages
-        self.context, self.vocabulary, self.chunks = batch.context, spec.vocabulary, tuple(self._chunk)
+        self.context, self.vocabulary, self.chunks = batch.context, spec.vocabulary, tuple(self._fill)
+        packs = {length: tuple(lanes for lanes in names if lanes > 1) for length, names in self._fill.items()}
+        self.packs: Mapping[int, tuple[int, ...]] = packs
         self.guess = batch.guess
         irs = {name: step.ir for name, step in batch.functions.items()}
         program = program or open_program(folder, irs, device.target, "batch")
@@ -90,7 +92,7 @@ class PagedEngine:
         self.scorer = TokenScorer(device, spec.dtype)
         functions = ProgramFunctions(program, folder / spec.weights, device)
         self._beside = device.sibling()  # where prompts are filled in while texts go on
-        fills = self._chunk.values()
+        fills = {name for names in self._fill.values() for name in names.values()}
         rows = self.lanes * max(self.guess, 1)
         chosen = [device.backend.allocate_visible(8 * rows) for _ in range(TURNS)]  # int64, by steps in turns
         executors = {  # all of them, ahead of any recording
@@ -129,31 +131,32 @@ class PagedEngine:
         self._group = None
         self.chooser.begin(lane, sampling, tokens)
 
-    def prefill(self, part: Prefill) -> Filling:
+    def prefill(self, *parts: Prefill) -> Filling:
         """As `BatchEngine.prefill`."""
-        count = len(part.tokens)
-        length = next((n for n in self.chunks if n >= count), 0)
-        if not count or not length:
-            raise InputError(f"given {count} tokens of lane {part.lane}, expected 1 to {self.chunks[-1]}")
-        if part.scored is not None:
-            return self._scored(part, part.scored)
-        turn = self._functions[self._chunk[length]].turn()
-        turn.put_part(part)
-        masks = [(part.mask, 0)] if part.choose and part.mask is not None else []
-        lanes, positions = np.array([part.lane]), np.array([part.position + count])
-        result = turn.launch(self.chooser.group(lanes) if part.choose else None, positions, masks)
-        self._filling[part.lane] = result
+        counts = [len(part.tokens) for part in parts]
+        functions = next((self._fill[n] for n in self.chunks if n >= max(counts, default=0)), {})
+        name = next((name for lanes, name in functions.items() if lanes >= len(parts)), "")
+        if not name or not all(counts):
+            given = f"{', '.join(map(str, counts))} tokens of {len(parts)} prompts"
+            raise InputError(f"given {given}, expected 1 to {self.chunks[-1]} of one, or of as many as {self.packs}")
+        if parts[0].scored is not None:
+            return self._scored(parts[0], parts[0].scored)
+        turn = self._functions[name].turn()
+        turn.put_parts(parts)
+        result = turn.launch(None, turn.positions, ())
+        self._filling |= {part.lane: result for part in parts}
 
-        def filled() -> Prefilled:
-            chosen = result()
-            if self._filling.get(part.lane) is result:
-                del self._filling[part.lane]
-            return Prefilled(_first(chosen) if part.choose else None)
+        def filled() -> tuple[Chosen, ...]:
+            result()
+            for part in parts:
+                if self._filling.get(part.lane) is result:
+                    del self._filling[part.lane]
+            return ()
 
         return _Filling(filled, [result])
 
     def _scored(self, part: Prefill, best: int) -> Filling:
-        """Tokens of one text as the lanes of decode steps, for chunks give the logits of their last token alone.
+        """Tokens of one text as the lanes of decode steps, for chunks give no logits.
 
         All lanes of a step write their keys before any reads, so each token sees those before it.
         """
@@ -161,24 +164,13 @@ class PagedEngine:
         tokens, positions = np.array(part.tokens, np.int64), np.arange(part.position, part.position + count)
         lanes, pages = np.full(count, part.lane), [tuple(part.pages)] * count
         following = [*part.tokens[1:], *([] if part.following is None else [part.following])]
-        end = count - part.choose
         waits: list[StepResult[tuple[Chosen, ...]]] = []
-        for start in range(0, end, self.lanes):
-            some = slice(start, min(start + self.lanes, end))
+        for start in range(0, count, self.lanes):
+            some = slice(start, start + self.lanes)
             steps = LaneSteps(lanes[some], tokens[some], positions[some], pages[some])
             turn = self._turn(len(steps.lanes), self._decode, steps)
             waits.append(turn.score(following[some], best))
-        chosen: StepResult[Stepped] | None = None
-        if part.choose:
-            masks = [] if part.mask is None else [(part.mask, 0)]
-            last = LaneSteps(lanes[end:], tokens[end:], positions[end:], pages[end:], masks=masks)
-            chosen = self._steps[self._number] = self._step(last)
-
-        def filled() -> Prefilled:
-            scores = tuple(score for wait in waits for score in wait())
-            return Prefilled(None if chosen is None else _first(chosen()), scores)
-
-        return _Filling(filled, [*waits, *([] if chosen is None else [chosen])])
+        return _Filling(lambda: tuple(score for wait in waits for score in wait()), waits)
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         """As `BatchEngine.step`."""
@@ -228,18 +220,14 @@ class PagedEngine:
 class _Filling:
     """See `engine.Filling`: what `filled` gives, once `results` are there."""
 
-    filled: Callable[[], Prefilled]
+    filled: Callable[[], tuple[Chosen, ...]]
     results: Sequence[StepResult[Any]]
 
-    def __call__(self) -> Prefilled:
+    def __call__(self) -> tuple[Chosen, ...]:
         return self.filled()
 
     def is_done(self) -> bool:
         return all(result.is_done() for result in self.results)
-
-
-def _first(stepped: Stepped) -> Chosen:
-    return stepped.chosen(0)[0]
 
 
 def _accepted(steps: LaneSteps, rows: Stepped, count: int) -> Stepped:

@@ -46,7 +46,7 @@ class RunningTexts:
         self._due = _NONE  # positions from which on a text needs another page
 
     def add(self, texts: Sequence[Text]) -> None:
-        """Takes texts of which the first token was chosen."""
+        """Takes texts of which all tokens but the last are in the cache."""
         self.texts = [*self.texts, *texts]
         self.lanes = _and(self.lanes, [-1 if text.lane is None else text.lane for text in texts])
         self.tokens = _and(self.tokens, [text.tokens[-1] for text in texts])

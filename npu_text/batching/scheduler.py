@@ -3,8 +3,11 @@
 One turn is what a device is asked to do between two looks at the queue: prompts of at most one chunk together, then one
 step of all texts that run. So no running text ever waits for more than one chunk of somebody's prompt. A device may do
 both at once: then steps go on while prompts are under way, and the chunk that follows is asked for ahead, so that
-prompts go in without a gap. Texts start in the order of their priority, then of their arrival, and none overtakes one
-that waits for pages. One that has started has every page promised that it may need (`pages`), and is never put out.
+prompts go in without a gap. Prompts that wait together go in together, where the device has a function for so many.
+The last token of a prompt is no part of a chunk: the first step of its text takes it, and chooses what follows.
+
+Texts start in the order of their priority, then of their arrival, and none overtakes one that waits for pages. One that
+has started has every page promised that it may need (`pages`), and is never put out.
 
 Nothing here knows a device or a clock: what a device computed, and the time, are handed in.
 """
@@ -21,7 +24,7 @@ from typing import TypeVar
 import numpy as np
 
 from npu_compiler.errors import BusyError, InputError
-from npu_text.batching.engine import BatchEngine, Chosen, LaneSteps, Prefill, Prefilled, Stepped
+from npu_text.batching.engine import BatchEngine, Chosen, LaneSteps, Prefill, Stepped
 from npu_text.batching.pages import PagePool, PageTable
 from npu_text.batching.running import RunningTexts
 from npu_text.batching.texts import Counters, Event, Fill, Limits, News, Text, TextRequest, Turn
@@ -51,12 +54,17 @@ class Scheduler:
         self._engine, self._limits = engine, limits
         fitting = [n for n in engine.chunks if limits.chunk is None or n <= limits.chunk]
         self._chunks = fitting or [engine.chunks[0]]
+        self._packs = {
+            n: [1, *(k for k in engine.packs.get(n, ()) if limits.chunk is None or k * n <= limits.chunk)]
+            for n in self._chunks
+        }
+        self._longest = max(n * packs[-1] for n, packs in self._packs.items())
         self._lanes = list(range(engine.lanes - 1, -1, -1))
         self._waiting: list[tuple[int, int, Text]] = []  # a heap; texts that ended are still in it
         self._deadlines: list[tuple[float, int, Text]] = []  # the same
         self._waiting_count = 0
         self._filling: list[Text] = []  # those among them that have ended leave with their last part under way
-        self._under_way = 0  # tokens of prompts
+        self._under_way: list[Fill] = []
         self._running = RunningTexts(engine.page_tokens, engine.guess)
         self._asked: deque[Turn] = deque()  # with steps that nobody has absorbed
         self._some_ended = False  # of those that run
@@ -136,7 +144,7 @@ class Scheduler:
             self.cancel(text)
         for text in (*self._filling, *self._leaving):
             self._leave(text)
-        self._filling, self._leaving, self._under_way = [], [], 0
+        self._filling, self._leaving, self._under_way = [], [], []
         self._asked.clear()
         self.pool.forget()
         return texts
@@ -156,26 +164,46 @@ class Scheduler:
 
     def _fill(self, turn: Turn) -> None:
         """As much of prompts as there is room for beside what is under way; of each text one part."""
-        longest = self._chunks[-1]
-        room = min(longest, _CHUNKS_UNDER_WAY * longest - self._under_way)
+        room = self._longest
+        together = Fill((), (), (), 0)  # what may still get company
         for text in self._filling:
-            if text.finish or text.filled == len(text.request.prompt):
+            if text.finish or text.filled == _filled_ahead(text.request):
                 continue
-            if self._function(text) > room:
+            length = self._function(text)
+            if length > room or not self._follows(together.tokens + length):
                 break
             copies = self._begin(text) if text.filled == 0 else []
             length = self._function(text)
             room -= length
-            self._under_way += length
-            turn.fills.append(Fill(text, copies, self._part(text), length))
+            if copies or length != together.length or text.request.scored is not None:
+                self._launch(turn, together)  # which may write to a page that is copied
+                together = Fill((), copies, (), length)
+            together = together._replace(texts=(*together.texts, text), parts=(*together.parts, self._part(text)))
             text.parts += 1
+            if text.request.scored is not None:  # no other function does that
+                self._launch(turn, together)
+                together = Fill((), (), (), 0)
+        self._launch(turn, together)
+
+    def _follows(self, tokens: int) -> bool:
+        """Whether so many tokens of prompts may be asked for beside what is under way."""
+        under_way = sum(fill.tokens for fill in self._under_way)
+        return len(self._under_way) < _CHUNKS_UNDER_WAY or under_way + tokens <= _CHUNKS_UNDER_WAY * self._chunks[-1]
+
+    def _launch(self, turn: Turn, fill: Fill) -> None:
+        """Asks for parts of one length, as many at once as there is a function for."""
+        while fill.texts:
+            count = max(k for k in self._packs[fill.length] if k <= len(fill.texts))
+            turn.fills.append(fill._replace(texts=fill.texts[:count], parts=fill.parts[:count]))
+            self._under_way.append(turn.fills[-1])
+            fill = Fill(fill.texts[count:], (), fill.parts[count:], fill.length)
 
     @property
     def is_ahead(self) -> bool:
         """Whether what runs needs nothing of the last turn to be asked for again."""
         return self._running.unseen
 
-    def absorb(self, turn: Turn, filled: Sequence[tuple[Fill, Prefilled]], stepped: Stepped | None) -> News:
+    def absorb(self, turn: Turn, filled: Sequence[tuple[Fill, tuple[Chosen, ...]]], stepped: Stepped | None) -> News:
         """What came of a turn. Texts that were cancelled meanwhile are left out.
 
         Args:
@@ -185,21 +213,24 @@ class Scheduler:
             stepped: What it gave for the steps.
         """
         news = News() if stepped is None else self._after_step(turn, stepped)
-        events = []
-        for fill, result in filled:
-            fill.text.parts -= 1
-            self._under_way -= fill.length
+        events: list[Event] = []
+        joined: list[Text] = []
+        for fill, scores in filled:
+            self._under_way.remove(fill)
             if fill.copies:
-                _table(fill.text).copied()
-            if not fill.text.finish:
-                events.append(self._after_fill(fill, result))
-            elif not fill.text.parts:
-                self._filling.remove(fill.text)
-                self._leave(fill.text)
-        joined = [event.text for event in events if event.chosen and not event.finish]
+                _table(fill.texts[0]).copied()
+            for text, part in zip(fill.texts, fill.parts, strict=True):
+                text.parts -= 1
+                if not text.finish:
+                    events.append(self._after_part(text, part, scores))
+                    if text not in self._filling and not text.finish:
+                        joined.append(text)
+                elif not text.parts:
+                    self._filling.remove(text)
+                    self._leave(text)
         if joined:
             self._running.add(joined)
-        return news._replace(filled=[event for event in events if event.chosen or event.finish or event.scores])
+        return news._replace(filled=[event for event in events if event.finish or event.scores])
 
     def _give_up(self, now: float) -> list[Text]:
         late = []
@@ -215,7 +246,8 @@ class Scheduler:
             text = self._waiting[0][2]
             if not text.finish:
                 request = text.request
-                table = self.pool.admit(request.prompt, _most(request), self._limits.share and request.scored is None)
+                begins = request.prompt[: _filled_ahead(request)]
+                table = self.pool.admit(begins, _most(request), self._limits.share and request.scored is None)
                 if table is None:
                     return
                 text.table, text.lane = table, self._lanes.pop()
@@ -226,14 +258,14 @@ class Scheduler:
 
     def _function(self, text: Text) -> int:
         """How many tokens the function takes that takes the next part of a prompt; scored parts are the shortest."""
-        left = len(text.request.prompt) - text.filled
+        left = _filled_ahead(text.request) - text.filled
         chunks = self._chunks if text.request.scored is None else self._chunks[:1]  # they take longer than others
         return next((chunk for chunk in chunks if chunk >= left), chunks[-1])
 
     def _begin(self, text: Text) -> list[tuple[int, int]]:
         """Takes what others computed; gives the pages to copy."""
         table = _table(text)
-        copies = table.begin(text.request.prompt)
+        copies = table.begin(text.request.prompt[: _filled_ahead(text.request)])
         text.filled = text.shared = table.shared_tokens
         self.counters.prompt_tokens += len(text.request.prompt)
         self.counters.shared_tokens += text.shared
@@ -242,21 +274,12 @@ class Scheduler:
     def _part(self, text: Text) -> Prefill:
         """The next part of a prompt."""
         table, request, start = _table(text), text.request, text.filled
-        end = min(start + self._function(text), len(request.prompt))
+        end = min(start + self._function(text), _filled_ahead(request))
         table.room(end)
         text.filled = end
         table.fill(text.tokens[:end])
-        choose = end == len(request.prompt) and request.limit > 0
-        return Prefill(
-            lane=_lane(text),
-            tokens=request.prompt[start:end],
-            position=start,
-            pages=table.pages,
-            choose=choose,
-            mask=request.grammar if choose else None,
-            scored=request.scored,
-            following=None if end == len(request.prompt) else request.prompt[end],
-        )
+        following = None if end == len(request.prompt) else request.prompt[end]
+        return Prefill(_lane(text), request.prompt[start:end], start, table.pages, request.scored, following)
 
     def _ask(self, turn: Turn) -> None:
         running = self._running
@@ -296,23 +319,15 @@ class Scheduler:
         running.look_at_pages()
         return guesses
 
-    def _after_fill(self, fill: Fill, filled: Prefilled) -> Event:
-        text, part, chosen = fill.text, fill.part, filled.chosen
-        scores: tuple[Chosen | None, ...] = filled.scores
+    def _after_part(self, text: Text, part: Prefill, scores: tuple[Chosen | None, ...]) -> Event:
         if part.scored is not None and part.position == 0:
             scores = (None, *scores)
-        if part.position + len(part.tokens) < len(text.request.prompt):
-            return Event(text, scores=scores)
-        if chosen is None:
-            self._end(text, "length")
-            return Event(text, finish="length", scores=scores)
-        finish = self._add(text, chosen.token)
-        self.counters.added_tokens += 1
-        if finish:
-            self._end(text, finish)
-        else:
-            self._filling.remove(text)
-        return Event(text, (chosen,), finish, scores)
+        if part.position + len(part.tokens) == _filled_ahead(text.request):
+            if text.request.limit == 0:
+                self._end(text, "length")
+            else:
+                self._filling.remove(text)
+        return Event(text, finish=text.finish, scores=scores)
 
     def _after_step(self, turn: Turn, stepped: Stepped) -> News:
         texts, tokens = turn.running, stepped.tokens
@@ -403,6 +418,12 @@ class Scheduler:
         _table(text).release(text.tokens[: text.filled])
         self._lanes.append(_lane(text))
         text.lane = text.table = None
+
+
+def _filled_ahead(request: TextRequest) -> int:
+    """Tokens of a prompt that are in the cache before steps begin: the first of these takes the last token, which it
+    writes again where there is no other."""
+    return max(1, len(request.prompt) - 1)
 
 
 def _most(request: TextRequest) -> int:

@@ -52,8 +52,8 @@ class LogitReaders(NamedTuple):
 class Scene:
     """What the turns of a function share: memory on the device, and the plans around it.
 
-    Where the function runs on a sibling of the chooser's device it overlaps with what that does, and so do its choices.
-    Neither waits for the other: a step never reads nor writes what is being filled in, and the other way round.
+    Where the function runs on a sibling of the chooser's device it overlaps with what that does. Neither waits for the
+    other: a step never reads nor writes what is being filled in, and the other way round.
 
     Attributes:
         device: Where the function runs.
@@ -86,20 +86,20 @@ class Scene:
         self._staging = Executor(compile(ir, device.target, self._chooser.kind), device)
         self.around = {spec.name: spec for spec in self._staging.plan.inputs}
         self._there = [device_buffer(device, spec) for spec in self.staged]
-        self._spec = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
         self._inputs = dict(zip(self._names, self._there, strict=True))
         self._inputs |= {name: pool for (name, _), pool in zip(step.pools, pools, strict=True)}
         self._executor, self._weights = executor, weights
-        self._logits = device_buffer(device, next(spec for spec in executor.plan.outputs if spec.name == step.logits))
-        self._function = executor.bind(self._inputs, {step.logits: self._logits}, weights)
+        given_out = [spec for spec in executor.plan.outputs if spec.name == step.logits]
+        self._outputs = {spec.name: device_buffer(device, spec) for spec in given_out}
+        self._function = executor.bind(self._inputs, self._outputs, weights)
 
     def record(self, inputs: Mapping[str, NPUBuffer], features: frozenset[Feature] | None, number: int) -> _Call:
-        """A call of the function, from staged inputs to the chosen tokens; to the logits where features are None.
+        """A call of the function, from staged inputs to the chosen tokens; without a choice where features are None.
 
         Where there are masks, the choice is asked for by itself.
         """
         tokens = self._chosen[number] if self._chosen else None
-        choice = None if features is None else self._chooser.bind(self._logits, features, tokens)
+        choice = None if features is None else self._chooser.bind(self._outputs[self.step.logits], features, tokens)
         if choice is None or features is None:
             return _Call(self._recorded(inputs), None, None)
         if Feature.MASK in features:
@@ -108,7 +108,7 @@ class Scene:
 
     def record_scores(self, inputs: Mapping[str, NPUBuffer]) -> _ScoringCall:
         """A call of the function, from staged inputs to scores."""
-        scores = self._scorer.bind(self._logits)
+        scores = self._scorer.bind(self._outputs[self.step.logits])
         return _ScoringCall(self._recorded(inputs, [scores.plan]), scores)
 
     def _recorded(self, inputs: Mapping[str, NPUBuffer], behind: Sequence[BoundPlan] = ()) -> Recording:
@@ -196,15 +196,16 @@ class StepTurn:
             self._pending.settle()
             self._pending = None
 
-    def put_part(self, part: Prefill) -> None:
-        """Gives the tokens of a prompt, for the function that fills a cache."""
-        count, pages = len(part.tokens), len(part.pages)
-        self._tokens[0, :count], self._tokens[0, count:] = part.tokens, 0
-        self.positions[0, :count] = np.arange(part.position, part.position + count)
-        self.positions[0, count:] = _NOBODY
-        self._tables[0, :pages], self._tables[0, pages:] = part.pages, self._scene.idle
+    def put_parts(self, parts: Sequence[Prefill]) -> None:
+        """Gives the tokens of prompts, for the function that fills a cache; other rows are nobody's."""
+        self.positions[...], self._tables[...] = _NOBODY, self._scene.idle
+        for lane, part in enumerate(parts):
+            count = len(part.tokens)
+            self._tokens[lane, :count], self._tokens[lane, count:] = part.tokens, 0
+            self.positions[lane, :count] = np.arange(part.position, part.position + count)
+            self._tables[lane, : len(part.pages)] = part.pages
         if self._last is not None:
-            self._last[0] = count - 1
+            self._last[0] = 0
 
     def put(self, steps: LaneSteps, tables: NDArray[np.int32]) -> None:
         """Gives the tokens of lanes, and their rows of the tables of all lanes; other rows are nobody's."""

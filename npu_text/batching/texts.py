@@ -72,7 +72,8 @@ class Text:
         request: What was asked for.
         tokens: The prompt, and what was added.
         lane: Where it runs; None before and after.
-        filled: How many tokens are in the cache, or on their way into it; of the prompt, while it runs.
+        filled: How many tokens are in the cache, or on their way into it; of the prompt, while it runs. Its last one
+            goes in by the step that chooses the text's first token.
         shared: How many of them others had computed.
         parts: Of its prompt, how many are under way into the cache.
         finish: Why it ended: ``stop`` (a stop token), ``complete`` (its grammar allows no more), ``length``,
@@ -155,19 +156,24 @@ class News(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """A part of a prompt that is to go into the cache.
+    """Parts of prompts that are to go into the cache at once, one of each text.
 
     Attributes:
-        text: Whose.
-        copies: Pages that are to be copied ahead of it: arguments of `BatchEngine.copy_page`.
-        part: The argument of `BatchEngine.prefill`.
-        length: How many tokens the function takes that takes it.
+        texts: Whose.
+        copies: Pages that are to be copied ahead of it, for the first of them: arguments of `BatchEngine.copy_page`.
+        parts: The arguments of `BatchEngine.prefill`.
+        length: How many tokens of each text the function takes that takes them.
     """
 
-    text: Text
-    copies: list[tuple[int, int]]
-    part: Prefill
+    texts: Sequence[Text]
+    copies: Sequence[tuple[int, int]]
+    parts: Sequence[Prefill]
     length: int
+
+    @property
+    def tokens(self) -> int:
+        """That the function takes, of all texts."""
+        return len(self.texts) * self.length
 
 
 @dataclass
@@ -203,8 +209,8 @@ class Limits:
 
     Attributes:
         waiting: Texts that may wait, at most.
-        chunk: Tokens of prompts between two steps, at most; None for the engine's longest chunk. How a prompt is
-            divided depends on this and on what it shares, never on who else runs.
+        chunk: Tokens of prompts between two steps, at most; None for as many as the engine takes at once. How a prompt
+            is divided depends on this and on what it shares, never on who else runs.
         share: Whether texts that begin alike share pages.
     """
 

@@ -172,4 +172,6 @@ class Core:
 
     def _observe(self, turn: Turn, seconds: float) -> None:
         self._learn(turn, seconds)
-        self._listener.turn(seconds, sum(len(fill.part.tokens) for fill in turn.fills), len(turn.running))
+        self._listener.turn(
+            seconds, sum(len(part.tokens) for fill in turn.fills for part in fill.parts), len(turn.running)
+        )

@@ -27,7 +27,7 @@ AROUND = {"decode": 2, "prefill_16": 1}  # angles and mask together, the head; l
 
 BATCH = BatchRequest((8,), 64, chunks=(64,))
 A_LAYER_OF_MANY = {"decode_8": 5, "chunk_64": 6}  # launches of a layer on CUDA: norms between products take none
-AROUND_OF_MANY = {"decode_8": 4, "chunk_64": 6}  # with the norm of embeddings, and the last layer's of one row
+AROUND_OF_MANY = {"decode_8": 4, "chunk_64": 0}  # with the norm of embeddings; of a chunk's last layer keys and values
 
 on_each_target = pytest.mark.parametrize("target", ["metal", "cuda"])
 
@@ -100,7 +100,7 @@ def test_a_layer_of_a_decoder_takes_few_launches(function: str, decoder: Path) -
 def test_a_layer_for_many_texts_gathers_no_page(function: str, decoder: Path) -> None:
     plan = decoder_plan(decoder, function, "cuda")
     kernels = [plan.kernels[call.kernel].entry for call in plan.calls if isinstance(call, KernelCall)]
-    assert sum(name.startswith("attention") for name in kernels) == LAYERS
+    assert sum(name.startswith("attention") for name in kernels) == LAYERS - (function == "chunk_64")
     assert len(plan.steps) == AROUND_OF_MANY[function] + LAYERS * A_LAYER_OF_MANY[function]
     assert len(plan.state) == 2 * LAYERS
     assert not plan.notes

@@ -13,10 +13,10 @@ from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Device
 from npu_runtime.backend import BoundPlan, Launched, Recording
 from npu_text.batching.driver import Driver
-from npu_text.batching.engine import LaneSampling, Prefill, Prefilled
+from npu_text.batching.engine import Chosen, LaneSampling, Prefill
 from npu_text.batching.paged_engine import PagedEngine
 from npu_text.batching.texts import Event, TextRequest, Turn
-from tests.language.test_paged_engine import Allowed, Text, go_on, one_step, prompt
+from tests.language.test_paged_engine import Text, go_on, one_step, prompt
 from tests.support.decoders import Decoder, check_greedy, greedy, make_decoder
 from tests.support.simulated_engine import SimulatedEngine
 
@@ -82,29 +82,31 @@ def _fill(engine: PagedEngine, lane: int, tokens: Sequence[int], pages: Sequence
 
 def test_others_go_on_meanwhile(engine: PagedEngine, decoder: Decoder) -> None:
     other = Text(engine, 3, prompt(20, 1), [0]).fill()
-    tokens = prompt(60, 2)
-    filling = _fill(engine, 1, tokens, [5, 2])
+    text = Text(engine, 1, prompt(60, 2), [5, 2])
+    filling = engine.prefill(*text.parts())
     go_on([other], 3)
-    text = Text(engine, 1, tokens, [5, 2])
-    text.tokens = [filling().chosen.token]
+    filling()
+    text.begin()
     go_on([other, text], 3)
     for each in (other, text):
         check_greedy(decoder, each.prompt, each.tokens)
 
 
 def test_more_fills_than_turns(engine: PagedEngine, decoder: Decoder) -> None:
-    prompts = [prompt(40, seed) for seed in range(4)]
-    waits = [_fill(engine, lane, tokens, [2 * lane, 2 * lane + 1]) for lane, tokens in enumerate(prompts)]
-    for tokens, wait in zip(prompts, reversed([wait().chosen.token for wait in reversed(waits)]), strict=True):
-        assert wait == greedy(decoder, tokens, 1)[0]
+    texts = [Text(engine, lane, prompt(40, lane), [2 * lane, 2 * lane + 1]) for lane in range(4)]
+    waits = [engine.prefill(*text.parts()) for text in texts for _ in range(2)]
+    for wait in reversed(waits):
+        assert wait() == ()
+    for text in texts:
+        assert text.begin().tokens == greedy(decoder, text.prompt, 1)
 
 
 def test_a_step_behind_a_fill_of_its_lane_waits(engine: PagedEngine, decoder: Decoder) -> None:
     tokens = prompt(40, 5)
-    filling = _fill(engine, 2, tokens[:-1], [1, 4], choose=False)
+    filling = _fill(engine, 2, tokens[:-1], [1, 4])
     stepped = engine.step(one_step(2, tokens[-1:], 39, [1, 4]))
     assert stepped().tokens.tolist() == greedy(decoder, tokens, 1)
-    assert filling().chosen is None
+    assert filling() == ()
 
 
 def test_a_copied_page_is_filled_before(engine: PagedEngine, decoder: Decoder) -> None:
@@ -115,7 +117,7 @@ def test_a_copied_page_is_filled_before(engine: PagedEngine, decoder: Decoder) -
     second = Text(engine, 1, common + prompt(3, 7), [10, 11]).fill(start=60)
     go_on([second], 3)
     check_greedy(decoder, second.prompt, second.tokens)
-    assert [filling().chosen.token] == greedy(decoder, common, 1)
+    assert filling.is_done()
 
 
 def test_texts_of_a_driver(engine: PagedEngine, decoder: Decoder) -> None:
@@ -138,18 +140,10 @@ def test_texts_of_a_driver(engine: PagedEngine, decoder: Decoder) -> None:
     driver.stop()
     assert [text.finish for text in texts] == ["length"] * 4
     assert texts[3].shared == 50  # a page, and part of one that was copied
-    assert sum(bool(turn.steps) and not turn.alone and not turn.fills for turn in turns) > _ASKED
+    assert sum(bool(turn.steps) and not turn.alone and not turn.fills for turn in turns) > 1
     for text in texts:
         given = list(text.request.prompt)
         check_greedy(decoder, given, text.tokens[len(given) :])
-
-
-def test_a_mask_holds(engine: PagedEngine, decoder: Decoder) -> None:
-    few = Allowed([3, 77, 200])
-    filling = _fill(engine, 0, prompt(20), [0], mask=few)
-    assert few.asked == 1  # while the device works
-    logits = decoder.logits(prompt(20))[-1, few.tokens]
-    assert filling().chosen.token == few.tokens[int(logits.argmax())]
 
 
 class _Filling:
@@ -159,8 +153,8 @@ class _Filling:
     def is_done(self) -> bool:
         return self._done
 
-    def __call__(self) -> Prefilled:
-        return Prefilled(None)
+    def __call__(self) -> tuple[Chosen, ...]:
+        return ()
 
 
 def test_prompts_are_told_in_the_order_in_which_they_were_filled_in() -> None:

@@ -97,7 +97,7 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
 class Broken(SimulatedEngine):
     """Fails at once."""
 
-    def prefill(self, part: Any) -> Any:
+    def prefill(self, *parts: Any) -> Any:
         raise DeviceError("the device is gone")
 
 

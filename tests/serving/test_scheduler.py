@@ -42,7 +42,7 @@ class Simulation:
         for fill in turn.fills:
             for copy in fill.copies:
                 self.engine.copy_page(*copy)
-            self.filling.append((fill, self.engine.prefill(fill.part)))
+            self.filling.append((fill, self.engine.prefill(*fill.parts)))
         step = None if turn.steps is None else self.engine.step(turn.steps)
 
         def absorb() -> None:
@@ -103,10 +103,11 @@ def random_request(random: Random, beginnings: Sequence[tuple[int, ...]]) -> Tex
 )
 def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess: int, late: int, ahead: bool) -> None:
     """The engine reads every text back through its pages; half the texts begin alike, some are cancelled."""
+    packed = 0
     random = Random(lanes)
     beginnings = [tuple(random.choices(range(320), k=64)) for _ in range(3)]
     engine = SimulatedEngine(lanes, pages)
-    engine.ending, engine.guess, engine.late = 7, guess, late
+    engine.ending, engine.guess, engine.late, engine.packs = 7, guess, late, {8: (2, 4), 32: (2,)}
     simulation = Simulation(engine, ahead=ahead)
     expected: list[list[int]] = []
     texts: list[Text] = []
@@ -118,7 +119,8 @@ def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess
             if guess > 1:
                 request = replace(request, guesser=Oracle(expected[-1], random))
             texts.append(simulation.scheduler.submit(request, simulation.now))
-        _, absorb = simulation.launch()
+        turn, absorb = simulation.launch()
+        packed += sum(len(fill.texts) > 1 for fill in turn.fills)
         if texts and random.random() < 0.25:
             simulation.scheduler.cancel(random.choice(texts))
         absorb()
@@ -133,6 +135,7 @@ def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess
         assert text.finish == "cancelled" or text.tokens == truth
     counters = simulation.scheduler.counters
     assert counters.shared_tokens > counters.prompt_tokens / 10
+    assert packed > 10
     assert guess == 1 or 0 < counters.kept < counters.guessed
     simulation.check_all_free()
 
@@ -184,8 +187,7 @@ def test_nobody_waits_for_more_than_one_chunk() -> None:
         simulation.scheduler.submit(TextRequest(tuple(range(number, number + 90)), 5), 0)
     while simulation.scheduler.started:
         turn = simulation.turn()
-        sizes = [min(n for n in engine.chunks if n >= len(fill.part.tokens)) for fill in turn.fills]
-        assert sum(sizes) <= engine.chunks[-1]
+        assert sum(fill.tokens for fill in turn.fills) <= engine.chunks[-1]
         assert turn.steps or not turn
 
 
@@ -239,8 +241,8 @@ def test_the_same_prompt_again_is_read_and_its_last_page_copied() -> None:
     simulation.run()
     simulation.scheduler.submit(TextRequest(prompt, 4), 0)
     turn = simulation.turn()
-    ((_, (copy,), part, _),) = turn.fills
-    assert (part.position, part.tokens) == (31, (31,))
+    ((_, (copy,), (part,), _),) = turn.fills
+    assert (part.position, part.tokens) == (30, (30,))
     assert copy[1] == part.pages[-1]
     simulation.run()
     simulation.check_all_free()
@@ -322,6 +324,26 @@ def test_steps_go_on_while_prompts_are_filled_in() -> None:
     assert [turn.alone for turn in turns].index(True) == 11
 
 
+def test_prompts_that_wait_together_go_in_together() -> None:
+    """As many as there is a function for, in the order in which they came; what needs a copied page begins a launch."""
+    engine = SimulatedEngine(lanes=16, pages=200, page_tokens=8)
+    engine.packs, engine.ending = {32: (2, 4)}, 7
+    simulation = Simulation(engine)
+    submit = simulation.scheduler.submit
+    texts = [submit(TextRequest(tuple(range(40 * number, 40 * number + 30)), 3), 0) for number in range(7)]
+    submit(TextRequest(tuple(range(100, 105)), 3), 0)  # by another function
+    texts.append(submit(TextRequest(tuple(range(20, 50)), 0, scored=1), 0))  # by none of many
+    texts.append(submit(TextRequest(tuple(range(30)), 3), 0))  # reads what the first one computed
+    turns = [simulation.turn() for _ in range(3)]
+    launches = [[[text.serial for text in fill.texts] for fill in turn.fills] for turn in turns]
+    assert launches == [[[0, 1, 2, 3]], [[4, 5], [6], [7]], [[8], [9]]]
+    assert simulation.scheduler.counters.shared_tokens == 24
+    simulation.run()
+    for text in texts:
+        assert text.request.scored is not None or text.tokens == alone(text.request)
+    simulation.check_all_free()
+
+
 def test_scored_prompts_are_computed_whole() -> None:
     simulation = Simulation(SimulatedEngine())
     for _ in range(2):
@@ -346,7 +368,7 @@ def test_pages_are_drawn_when_they_are_written_to() -> None:
     simulation = Simulation(SimulatedEngine(page_tokens=8))
     text = simulation.scheduler.submit(TextRequest(tuple(range(5)), 20), 0)
     simulation.turn()
-    for length in range(6, 12):
+    for length in range(5, 12):
         assert len(text.tokens) == length
         _, absorb = simulation.launch()
         assert text.table is not None
@@ -361,7 +383,7 @@ def test_steps_are_asked_for_before_the_last_one_is_known() -> None:
     simulation = Simulation(SimulatedEngine(), ahead=True)
     simulation.engine.ending = 7
     submit = simulation.scheduler.submit
-    long, short = (submit(TextRequest((number,), limit), 0) for number, limit in ((1, 40), (2, 3)))
+    long, short = (submit(TextRequest((number,), limit), 0) for number, limit in ((1, 40), (2, 2)))
     simulation.turn()
     simulation.turn()
     turns = [simulation.launch()[0] for _ in range(3)]
@@ -369,7 +391,7 @@ def test_steps_are_asked_for_before_the_last_one_is_known() -> None:
     sources = [None if turn.steps is None else turn.steps.sources for turn in turns]
     assert [None if each is None else each.tolist() for each in sources] == [None, [0, 1], [0]]
     assert [turn.full for turn in turns] == [[], [1], []]
-    assert len(long.tokens) == len(short.tokens) == 2
+    assert len(long.tokens) == len(short.tokens) == 1
 
 
 def test_a_page_is_shared_when_the_step_has_run_that_fills_it() -> None:
@@ -400,7 +422,7 @@ def test_steps_that_depend_on_tokens_are_not_asked_for_before_they_are_known() -
         if steps is not None and len(steps.lanes) == 2:
             assert steps.sources is None
             known += 1
-    assert known == 2
+    assert known == 3
     simulation.run()
     simulation.check_all_free()
 
@@ -452,7 +474,7 @@ def test_a_step_takes_no_more_calls_for_more_texts() -> None:
             turn = scheduler.next_turn(0)
             for begin in turn.begins:
                 engine.begin(*begin)
-            filled = [(fill, engine.prefill(fill.part)()) for fill in turn.fills]
+            filled = [(fill, engine.prefill(*fill.parts)()) for fill in turn.fills]
             stepped = engine.step(turn.steps)() if turn.steps else None
             scheduler.absorb(turn, filled, stepped)
         turn = scheduler.next_turn(0)

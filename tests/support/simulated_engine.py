@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError
-from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, MaskSource, Prefill, Prefilled, Stepped
+from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, MaskSource, Prefill, Stepped
 
 __all__ = ["SimulatedEngine", "is_allowed"]
 
@@ -41,6 +41,7 @@ class SimulatedEngine:
         self.lanes, self.pages, self.page_tokens = lanes, pages, page_tokens
         self.context, self.vocabulary = context, vocabulary
         self.chunks: tuple[int, ...] = (8, 32)
+        self.packs: Mapping[int, tuple[int, ...]] = {}
         self.guess = 1
         self.seconds, self.fails, self.ending = 0.0, False, -1
         self.script: Sequence[int] | None = None
@@ -61,38 +62,42 @@ class SimulatedEngine:
         self._check_call(lane)
         self._texts[lane], self._prompts[lane], self._samplings[lane] = list(tokens), len(tokens), sampling
 
-    def prefill(self, part: Prefill) -> Filling:
-        self._check_call(part.lane)
+    def prefill(self, *parts: Prefill) -> Filling:
+        for part in parts:
+            self._check_call(part.lane)
+        longest = max(len(part.tokens) for part in parts)
+        assert len(parts) in (1, *self.packs.get(next(n for n in self.chunks if n >= longest), ()))
+        assert len(parts) == 1 or all(part.scored is None for part in parts)
         self.calls[0] += 1
-        mask = self._mask(part.mask)
-        late = _Late(self._queue, self.late, lambda: self._filled(part, mask), part.lane)
+        late = _Late(self._queue, self.late, lambda: self._filled(parts), [part.lane for part in parts])
         self._queue.append(late)
         late.is_done()
         late.wait = self._later(lambda: None)
         return late
 
-    def _filled(self, part: Prefill, mask: NDArray[np.uint32] | None) -> Prefilled:
-        text = self._texts[part.lane]
-        end = part.position + len(part.tokens)
-        assert 0 < len(part.tokens) <= self.chunks[-1]
-        assert list(part.tokens) == text[part.position : end], "tokens of another text"
-        self._write(part.pages, part.position, part.tokens)
-        self._check_text(part.lane, part.pages, end)
-        chosen = self._choose(part.lane, end, mask) if part.choose else None
-        scores: tuple[Chosen, ...] = ()
-        if part.scored is not None:
-            prompt = text[: self._prompts[part.lane]]
-            assert part.following == (prompt[end] if end < len(prompt) else None), "another token than the next one"
-            places = range(part.position + 1, min(end + 1, len(prompt)))
-            scores = tuple(_told(self.logits(prompt[:at]), prompt[at], part.scored) for at in places)
-        return Prefilled(chosen, scores)
+    def _filled(self, parts: Sequence[Prefill]) -> tuple[Chosen, ...]:
+        for part in parts:  # all are written before any is read
+            end = part.position + len(part.tokens)
+            assert part.tokens
+            assert list(part.tokens) == self._texts[part.lane][part.position : end], "tokens of another text"
+            self._write(part.pages, part.position, part.tokens)
+        for part in parts:
+            self._check_text(part.lane, part.pages, part.position + len(part.tokens))
+        part = parts[0]
+        if part.scored is None:
+            return ()
+        prompt, end = self._texts[part.lane][: self._prompts[part.lane]], part.position + len(part.tokens)
+        assert part.following == (prompt[end] if end < len(prompt) else None), "another token than the next one"
+        places = range(part.position + 1, min(end + 1, len(prompt)))
+        return tuple(_told(self.logits(prompt[:at]), prompt[at], part.scored) for at in places)
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         lanes = steps.lanes.tolist()
         assert lanes
         assert len(set(lanes)) == len(lanes)
         self.calls[1] += 1
-        assert set(lanes).isdisjoint(late.lane for late in self._queue), "a step of a lane that is filled in"
+        under_way = [lane for late in self._queue for lane in late.lanes]
+        assert set(lanes).isdisjoint(under_way), "a step of a lane that is filled in"
         for lane in lanes:
             self._check_call(lane)
         masks = {place: self._mask(source) for source, place in steps.masks}
@@ -139,9 +144,9 @@ class SimulatedEngine:
     def copy_page(self, source: int, target: int) -> None:
         assert source != target
 
-        def copy() -> Prefilled:
+        def copy() -> tuple[Chosen, ...]:
             self._memory[target] = self._memory[source]
-            return Prefilled(None)
+            return ()
 
         late = _Late(self._queue, 0, copy)
         self._queue.append(late)
@@ -225,9 +230,11 @@ class SimulatedEngine:
 class _Late:
     """What is done behind what was asked for before it: after some steps, or when somebody waits."""
 
-    def __init__(self, queue: list[_Late], left: int, run: Callable[[], Prefilled], lane: int = -1) -> None:
-        self._queue, self.left, self._run, self.lane = queue, left, run, lane
-        self._given: list[Prefilled] = []
+    def __init__(
+        self, queue: list[_Late], left: int, run: Callable[[], tuple[Chosen, ...]], lanes: Sequence[int] = ()
+    ) -> None:
+        self._queue, self.left, self._run, self.lanes = queue, left, run, lanes
+        self._given: list[tuple[Chosen, ...]] = []
         self.wait: Callable[[], None] = lambda: None
 
     def is_done(self) -> bool:
@@ -235,7 +242,7 @@ class _Late:
             self._queue[0]._finish()
         return bool(self._given)
 
-    def __call__(self) -> Prefilled:
+    def __call__(self) -> tuple[Chosen, ...]:
         self.wait()
         while not self._given:
             self._queue[0]._finish()
