@@ -25,18 +25,6 @@ __device__ __forceinline__ float load_octet(const vector_t* source, float (&valu
     return 0.0f;
 }
 
-// In their place.
-__device__ __forceinline__ float no_octet(float (&value)[8])
-{
-    #pragma unroll
-    for (int u = 0; u < 8; ++u) {
-        value[u] = 0.0f;
-    }
-    return 0.0f;
-}
-
-constexpr int REHEARSALS = 1;
-
 // Adds the products of a bundle, the first or the second of a step, to a lane's sums of two rows.
 __device__ __forceinline__ void multiply_bundle(
     float (&sum)[2], const unsigned char* stage, const unsigned char* scaled, const Vector& vector, int at, int second)
@@ -115,29 +103,25 @@ __device__ __forceinline__ void wait_for_team(int team)
     }
 }
 
-// A tile's sums in this warp's part of k; of its first step, which need not be there, in a rehearsal.
+// A tile's sums in this warp's part of k.
 __device__ __forceinline__ void multiply_tile(
     float* part, unsigned char* stages, int& stage, const unsigned char* scaled, Ring& ring, const Vector& vector,
-    bool rehearsing, int further, const Params& p)
+    int further, const Params& p)
 {
-    int lane = int(threadIdx.x) % 32, last = rehearsing ? ring.first + 1 : ring.last;
+    int lane = int(threadIdx.x) % 32;
     float sum[2] = {};
     #pragma unroll 1
-    for (int bundle = ring.first; bundle < last; bundle += STEP) {
+    for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
         unsigned char* codes = stages + stage * STAGE_BYTES;
-        if (!rehearsing) {
-            wait_for_copies<STAGES - 1>();
-        }
+        wait_for_copies<STAGES - 1>();
         __syncwarp();
         multiply_bundle(sum, codes, scaled, vector, bundle, 0);
-        if (STEP == 2 && bundle + 1 < last) {
+        if (STEP == 2 && bundle + 1 < ring.last) {
             multiply_bundle(sum, codes, scaled, vector, bundle + 1, 1);
         }
         __syncwarp(); // all lanes have read what is overwritten
-        if (!rehearsing) {
-            ring.fill(codes, further, p);
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-        }
+        ring.fill(codes, further, p);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     #pragma unroll
     for (int side = 0; side < 2; ++side) {
@@ -165,77 +149,58 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     for (int stage = 0; stage < STAGES; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);
     }
+    wait_for_previous_grid();
     const Vector digits{
         reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),
         reinterpret_cast<float2*>(dynamic_shared + UNITS_AT)};
-    #pragma unroll 1
-    for (int rehearsals = REHEARSALS; rehearsals >= 0; --rehearsals) {
-        bool rehearsing = rehearsals > 0;
-        if (!rehearsing) {
-            wait_for_previous_grid();
-        }
 #if PROLOGUE == 2
-        float part = digits.make([&](int c, float(&value)[8]) {
-            return rehearsing ? no_octet(value) : row_octet(c, value, VECTOR_ARGUMENTS p);
-        });
+    float part = digits.make([&](int c, float(&value)[8]) { return row_octet(c, value, VECTOR_ARGUMENTS p); });
 #else
 #if PROLOGUE
-        vector_t* vector = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
-        if (!rehearsing) {
-            compute_row(0, int(threadIdx.x), vector, VECTOR_ARGUMENTS p);
-        }
-        __syncthreads();
+    vector_t* vector = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);
+    compute_row(0, int(threadIdx.x), vector, VECTOR_ARGUMENTS p);
+    __syncthreads();
 #endif
-        digits.make([&](int c, float(&value)[8]) {
-            return rehearsing ? no_octet(value) : load_octet(vector + c, value);
-        });
+    digits.make([&](int c, float(&value)[8]) { return load_octet(vector + c, value); });
 #endif
 #if FACTOR
-        __shared__ float row_parts[BLOCK_WARPS];
-        part = warp_sum<32>(part);
-        if (threadIdx.x % 32 == 0) {
-            row_parts[warp] = part;
-        }
+    __shared__ float row_parts[BLOCK_WARPS];
+    part = warp_sum<32>(part);
+    if (threadIdx.x % 32 == 0) {
+        row_parts[warp] = part;
+    }
 #endif
-        if (!rehearsing) {
-            wait_for_copies<STAGES - 1>(); // the first tile's scales, which all of a team copy
+    wait_for_copies<STAGES - 1>(); // the first tile's scales, which all of a team copy
+    __syncthreads();
+    int turn = 0, stage = 0, slot = 0;
+    float factor = FACTOR ? 0.0f : 1.0f; // of the vector's row; found while codes arrive
+    for (int tile = begin; tile < p.tiles; tile += further, turn ^= 1, slot = next_scaled(slot)) {
+        float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * BLOCK_WARPS * PART_ROW;
+        int first = member * VALUES, at = (tile * TILE + first) / PAIRS;
+        Fetched fetched;
+        if (member < ITEMS) {
+            fetched = fetch(0, 0, at, EPILOGUE_ARGUMENTS p);
         }
-        __syncthreads();
-        int turn = 0, stage = 0, slot = 0, last = rehearsing ? min(begin + 1, p.tiles) : p.tiles;
-        float factor = FACTOR ? 0.0f : 1.0f; // of the vector's row; found while codes arrive
-        #pragma unroll 1
-        for (int tile = begin; tile < last; tile += further, turn ^= 1, slot = next_scaled(slot)) {
-            float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * BLOCK_WARPS * PART_ROW;
-            int first = member * VALUES, at = (tile * TILE + first) / PAIRS;
-            bool stores = member < ITEMS && !rehearsing;
-            Fetched fetched;
-            if (stores) {
-                fetched = fetch(0, 0, at, EPILOGUE_ARGUMENTS p);
-            }
-            if (WARPS_K > 1 && tile != begin) {
-                wait_for_copies<STAGES - 1>();
-                wait_for_team(team);
-            }
-            const unsigned char* own = scaled + slot * SCALED_BYTES;
-            multiply_tile(parts + warp * PART_ROW, stages, stage, own, ring, digits, rehearsing, further, p);
+        if (WARPS_K > 1 && tile != begin) {
+            wait_for_copies<STAGES - 1>();
             wait_for_team(team);
-#if FACTOR
-            if (factor == 0.0f) {
-                factor = factor_of(row_parts);
-            }
-#endif
-            if (member < ITEMS) {
-                float value[VALUES];
-                #pragma unroll
-                for (int u = 0; u < VALUES; ++u) {
-                    value[u] = sum_of_warps(parts, team, first + u) * factor;
-                }
-                if (stores) {
-                    store(value, fetched, 0, 0, at, out, EPILOGUE_ARGUMENTS p);
-                }
-            }
         }
-        __syncthreads();
+        const unsigned char* own = scaled + slot * SCALED_BYTES;
+        multiply_tile(parts + warp * PART_ROW, stages, stage, own, ring, digits, further, p);
+        wait_for_team(team);
+#if FACTOR
+        if (factor == 0.0f) {
+            factor = factor_of(row_parts);
+        }
+#endif
+        if (member < ITEMS) {
+            float value[VALUES];
+            #pragma unroll
+            for (int u = 0; u < VALUES; ++u) {
+                value[u] = sum_of_warps(parts, team, first + u) * factor;
+            }
+            store(value, fetched, 0, 0, at, out, EPILOGUE_ARGUMENTS p);
+        }
     }
     wait_for_copies<0>();
 }
