@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cuda_runtime.backend import SMALL_BYTES, CUDABackend
 from cuda_runtime.conversion import Conversion, ask_all
-from cuda_runtime.copiers import by_torch, tensor_at
+from cuda_runtime.copiers import by_torch, flat_tensor, tensor_at
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, Flag, VisibleBuffer
 from cuda_runtime.output_ring import OutputSet
@@ -155,6 +155,10 @@ class Narrowed(Input):
         self._pinned = device.allocate_visible(self._size)
         is_small = self._size <= SMALL_BYTES
         self._crossed = self._pinned if is_small else device.allocate(self._size)
+        torch = sys.modules["torch"]
+        with torch.inference_mode(False):  # such tensors may be written to in that mode and outside of it
+            narrow = tensor_at(self._pinned.pointer, self._size).view(getattr(torch, spec.dtype.name))
+            self._targets = narrow.split(_SECTION)
         with device.active():
             source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
@@ -172,16 +176,13 @@ class Narrowed(Input):
 
     def receive(self, value: Any) -> None:
         self._read.synchronize()  # the run before may still have to read what lies there
-        kind = getattr(sys.modules["torch"], self._spec.dtype.name)
-        source = tensor_at(value.ctypes.data, value.nbytes).view(sys.modules["torch"].float32)
-        target = tensor_at(self._pinned.pointer, self._size).view(kind)
-        runtime, stream, width = cupy().cuda.runtime, self._device.stream, self._spec.dtype.size
-        for begin in range(0, value.size, _SECTION):
-            end = min(begin + _SECTION, value.size)
-            target[begin:end].copy_(source[begin:end])
-            to, at, nbytes = self._crossed.pointer, self._pinned.pointer, (end - begin) * width
-            if to != at:
-                runtime.memcpyAsync(to + begin * width, at + begin * width, nbytes, runtime.memcpyDefault, stream.ptr)
+        runtime, stream, at = cupy().cuda.runtime, self._device.stream, 0
+        to, begin = self._crossed.pointer, self._pinned.pointer
+        for source, target in zip(flat_tensor(value).split(_SECTION), self._targets, strict=True):
+            target.copy_(source)
+            if to != begin:
+                runtime.memcpyAsync(to + at, begin + at, target.nbytes, runtime.memcpyDefault, stream.ptr)
+                at += target.nbytes
         self._value = value
 
     def launched(self, stream: Any) -> None:

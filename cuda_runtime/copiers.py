@@ -16,7 +16,9 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-__all__ = ["Copiers", "Copy", "by_torch", "copiers", "in_sections", "tensor_at"]
+from numpy.typing import NDArray
+
+__all__ = ["Copiers", "Copy", "by_torch", "copiers", "flat_tensor", "in_sections", "tensor_at"]
 
 _MOST = 8  # threads, the one that asks among them
 
@@ -46,6 +48,14 @@ def tensor_at(address: int, nbytes: int) -> Any:
     """Bytes at an address as a tensor of PyTorch, which has been imported."""
     torch = sys.modules["torch"]
     return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
+
+
+def flat_tensor(array: NDArray[Any]) -> Any:
+    """A contiguous array as a tensor of PyTorch with one dimension; to be read only."""
+    torch = sys.modules["torch"]
+    if array.flags.writeable:  # of others PyTorch warns
+        return torch.from_numpy(array).view(-1)
+    return tensor_at(array.ctypes.data, array.nbytes).view(getattr(torch, array.dtype.name))
 
 
 def in_sections(target: int, source: int, nbytes: int, size: int) -> list[Copy]:

@@ -165,10 +165,12 @@ def test_arrays_that_are_made_narrower_on_the_host(
     ir = case("add.Tensor", floats(*shape), floats(*shape)).ir(torch.float16)
     executor = CUDAExecutor(npu_compiler.compile(ir, target="cuda"), device)
     a, b = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    b.flags.writeable = False
     for number in range(5):
         a.flat[number] = np.inf if number % 2 else np.nan
         inputs = {"x0": a, "x1": b}
-        np.testing.assert_array_equal(_only(executor.compute(inputs)), _sum(a, b))
+        with torch.inference_mode(number % 2 == 0):
+            np.testing.assert_array_equal(_only(executor.compute(inputs)), _sum(a, b))
         np.testing.assert_array_equal(_only(executor.run(inputs)).to_numpy(), _sum(a, b))
         np.testing.assert_array_equal(_only(executor.run(inputs, sync=False)).to_numpy(), _sum(a, b))
     a.flat[-1] = -65520.0  # the smallest that float16 rounds to infinity
