@@ -5,6 +5,7 @@
 // products of the numbers before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks
 // share the spans. Grid: clusters with tiles in turns in x, VECTORS by TILE_N results each.
 constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
+constexpr int ROW_VALUES = 16; // bytes of what is the same all along a row of the result; as in Python
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
@@ -17,7 +18,7 @@ constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
 constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
 constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES;
 constexpr int SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
-constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
+constexpr int ROWS_AT = SCALES_AT + TILE_N * 4, BARRIERS_AT = ROWS_AT + (ALL_VECTORS ? COLUMNS * ROW_VALUES : 0);
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
 
@@ -32,9 +33,17 @@ struct Ring : StageBarriers<BARRIERS_AT> {
     __device__ __forceinline__ uint codes(int stage) const { return vectors(stage) + VECTOR_BYTES; }
 };
 
-// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other.
+// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other. Where a tile has all
+// vectors, blocks that have whole rows begin with different spans, so that they do not all ask for the same vectors at
+// once.
 struct Place {
-    int tile, span;
+    int tile, span, done = 0;
+
+    __device__ __forceinline__ Place(int rank)
+    {
+        tile = int(blockIdx.x) / CLUSTER;
+        span = ALL_VECTORS && CLUSTER == 1 ? tile % SPANS : first(rank);
+    }
 
     __device__ __forceinline__ int row(const Params& p) const { return tile / p.tiles_m * TILE_N; }
     __device__ __forceinline__ int vector(const Params& p) const { return tile % p.tiles_m * COLUMNS; }
@@ -44,6 +53,9 @@ struct Place {
     {
         if (++span == first(rank + 1)) {
             span = first(rank);
+        }
+        if (++done == first(rank + 1) - first(rank)) {
+            done = 0;
             tile += clusters;
         }
     }
@@ -53,7 +65,7 @@ struct Place {
 __device__ __forceinline__ void bring_spans(
     const Ring& ring, const TensorMap& codes, const TensorMap& vectors, int rank, int clusters, const Params& p)
 {
-    Place early{int(blockIdx.x) / CLUSTER, Place::first(rank)}, now = early;
+    Place early(rank), now = early;
     int begun = 0;
     for (; begun < STAGES && early.tile < p.tiles; ++begun) {
         arrive_and_expect(ring.full(begun), SPAN_BYTES);
@@ -136,7 +148,7 @@ __device__ __forceinline__ void bring_belongings(
     unsigned char* shared, const Ring& ring, const Groups& b, int rank, int clusters, const Params& p)
 {
     int first_row = int(threadIdx.x) - (PRODUCERS - BRINGERS);
-    Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)}, later = now;
+    Place now(rank), later = now;
     Belonging own[AHEAD][ROWS_EACH];
     #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ++ahead) {
@@ -271,24 +283,74 @@ __device__ __forceinline__ void multiply_step(
     commit_products();
 }
 
+// What the epilogue reads for a thread's results. Where a tile has all vectors, idle warps bring what is the same all
+// along a row of the result, once, beside the products; and where blocks share a tile, so that a thread has few
+// results, all else is loaded ahead of the products.
+struct Operands {
+    static constexpr bool ROWS_EARLY = ALL_VECTORS && COLUMNS == GATHERED && sizeof(FetchedByRow) <= ROW_VALUES;
+    static constexpr bool EARLY = ALL_VECTORS && COLUMNS == GATHERED && CLUSTER > 1;
+    FetchedByRow of_row[ITEMS_EACH];
+    FetchedByColumn of_column[ITEMS_EACH];
+    FetchedByElement of_element[ITEMS_EACH];
+
+    // The results of a warpgroup's rows of the matrix from `row` on, and of some vectors.
+    __device__ __forceinline__ static Item item(int index, int vector, int row, int rank, const Params& p)
+    {
+        return Item(int(threadIdx.x) % 128 + index * 128, vector, row, rank, p);
+    }
+    __device__ __forceinline__ void fetch_rows(
+        const FetchedByRow* rows, int vector, int row, int rank, EPILOGUE_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            Item own = item(index, vector, row, rank, p);
+            if (own.exists) {
+                of_row[index] = ROWS_EARLY ? rows[own.v] : fetch_by_row(0, own.v, own.at / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+    __device__ __forceinline__ void fetch_others(int vector, int row, int rank, EPILOGUE_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            Item own = item(index, vector, row, rank, p);
+            if (own.exists) {
+                of_column[index] = fetch_by_column(0, own.v, own.at / PAIRS, EPILOGUE_ARGUMENTS p);
+                of_element[index] = fetch_by_element(0, own.v, own.at / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+};
+
+constexpr int ROWS_BARRIER = 15; // where warpgroups wait for what is the same all along a row
+
+// What the warps of the copying warpgroup but the first do at the beginning.
+__device__ __forceinline__ void bring_rows(FetchedByRow* rows, EPILOGUE_PARAMETERS const Params& p)
+{
+    wait_for_previous_grid();
+    int v = int(threadIdx.x) - (PRODUCERS - BRINGERS);
+    if (v < p.vectors) {
+        rows[v] = fetch_by_row(0, v, 0, EPILOGUE_ARGUMENTS p);
+    }
+    arrive_at(ROWS_BARRIER, BRINGERS + MULTIPLIERS);
+}
+
 // Puts the parts of a warpgroup's rows of a tile together and stores them.
 __device__ __forceinline__ void finish(
-    unsigned char* shared, const Sums& sum, float scale, const Place& at, int rank, OUT_T* out,
+    unsigned char* shared, const Sums& sum, Operands& operands, float scale, const Place& at, int rank, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
-    int group = int(threadIdx.x) / 128 - 1, thread = int(threadIdx.x) % 128;
+    int group = int(threadIdx.x) / 128 - 1, thread = int(threadIdx.x) % 128, first_row = at.row(p) + group * 64;
     float* parts = reinterpret_cast<float*>(shared + PARTS_AT + group * PARTS_BYTES);
     float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT + group * GATHERED_BYTES);
     float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT) + group * 64;
     #pragma unroll
     for (int column = 0; column < COLUMNS; column += GATHERED) {
-        Fetched fetched[ITEMS_EACH];
-        #pragma unroll
-        for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
-            if (item.exists) {
-                fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
-            }
+        int vector = at.vector(p) + column;
+        operands.fetch_rows(
+            reinterpret_cast<const FetchedByRow*>(shared + ROWS_AT), vector, first_row, rank, EPILOGUE_ARGUMENTS p);
+        if (!Operands::EARLY) {
+            operands.fetch_others(vector, first_row, rank, EPILOGUE_ARGUMENTS p);
         }
         synchronize(1 + group, 128); // what was put there before has been read
         if (column == 0 && thread < 64) {
@@ -309,11 +371,12 @@ __device__ __forceinline__ void finish(
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
+            Item item = Operands::item(index, vector, first_row, rank, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
-                store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
+                Fetched fetched{operands.of_row[index], operands.of_column[index], operands.of_element[index]};
+                store(value, fetched, 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }
@@ -327,8 +390,9 @@ __device__ __forceinline__ void multiply_and_store(
     int thread = int(threadIdx.x) - PRODUCERS, row = thread / 32 * 16 + thread % 32 / 4;
     Codebook codebook;
     codebook.load(entries);
-    Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
+    Place now(rank);
     wait_for_previous_grid();
+    Operands operands;
     Turn turn{0, 0};
     while (now.tile < p.tiles) {
         Sums sum;
@@ -338,6 +402,9 @@ __device__ __forceinline__ void multiply_and_store(
         float scale = 1.0f / UNIT;
         if (ONE_GROUP && thread % 128 < 64) {
             scale *= float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
+        }
+        if (Operands::EARLY) {
+            operands.fetch_others(0, at.row(p) + thread / 128 * 64, rank, EPILOGUE_ARGUMENTS p);
         }
         uint freed = 0;
         #pragma unroll 1
@@ -367,7 +434,10 @@ __device__ __forceinline__ void multiply_and_store(
         }
         wait_for_products<0>();
         arrive_by_warp(freed);
-        finish(shared, sum, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
+        if (Operands::ROWS_EARLY && at.tile == int(blockIdx.x) / CLUSTER) {
+            synchronize(ROWS_BARRIER, BRINGERS + MULTIPLIERS);
+        }
+        finish(shared, sum, operands, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
     }
 }
 
@@ -392,6 +462,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
     if (role == 0) {
         if (WIDE) {
             leave_registers<BRING_REGISTERS>();
+        }
+        if (Operands::ROWS_EARLY && threadIdx.x >= PRODUCERS - BRINGERS) {
+            bring_rows(reinterpret_cast<FetchedByRow*>(shared + ROWS_AT), EPILOGUE_ARGUMENTS p);
         }
         if (threadIdx.x == 0) {
             bring_spans(ring, matrix, vector, rank, clusters, p);

@@ -10,17 +10,18 @@ from cuda_compiler.artifact.extensions import TensorMap
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.products.bulk_tilings import BulkCosts, BulkTiling, bulk_tilings
+from cuda_compiler.products.coded_rows import suits_coded_rows
 from cuda_compiler.products.product import are_along_k, fits_tiles
+from cuda_compiler.products.row_followers import stored_together, stores_followers
 from cuda_compiler.tiles.tiling import Asked
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.dtypes import BFLOAT16, DType
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.forms import Unscaled
+from npu_compiler.lowering.problems.forms import GroupedCodes, Unscaled
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.row_factors import PART
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["MATMUL_BULK", "bulk_options", "bulk_values", "loads_unscaled", "lower_bulk", "rows_argument", "suits_bulk"]
@@ -28,8 +29,6 @@ __all__ = ["MATMUL_BULK", "bulk_options", "bulk_values", "loads_unscaled", "lowe
 _ROWS = 9  # fewer are for kernels of few rows, or of threads that copy
 _FEW_ROWS = 16  # the most that those kernels take
 _GROUP = 32  # columns whose lines are ordered together
-_TAKEN = 8  # neighbours of a row that a thread has
-_LANES = 4  # whose neighbours follow each other
 
 MATMUL_BULK = KernelTemplate(
     "matmul_bulk",
@@ -54,27 +53,27 @@ def loads_unscaled(group: Group, position: int, operand: Operand, device: Device
         return False
     most = BulkCosts.of(device).factored_rows
     products = [problem for problem in (group.problem, operand.made.problem) if isinstance(problem, Product)]
-    fits = all(fits_tiles(each) and suits_bulk(each) and each.is_stored for each in products)
-    return len(products) == 2 and fits and all(_FEW_ROWS < each.m <= most for each in products)
+    return len(products) == 2 and all(_takes_factors(each) and _FEW_ROWS < each.m <= most for each in products)
+
+
+def _takes_factors(found: Product) -> bool:
+    """Whether there are launches of a product whose epilogues do so, of numbers or of packed codes."""
+    if isinstance(found.b.operand, GroupedCodes):
+        return type(found.a.operand) is Operand and suits_coded_rows(found)
+    return found.is_stored and fits_tiles(found) and suits_bulk(found)
 
 
 def bulk_options(found: Product, asked: Asked, around: AnchoredGroup) -> list[CallOption]:
     """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
     if not fits_tiles(found) or not suits_bulk(found):
         return []
-    group = around.group
-    if group.followers and (not around.found.followers or _stored_together(around) != PART // _LANES):
-        return []  # lanes that store a part of a row do not have it at once
+    if not stores_followers(around):
+        return []
     kind = found.a.dtype
     return [
         CallOption(WARPGROUPS, (lower_bulk(found, around, tiling, kind, kind.name),))
         for tiling in bulk_tilings(asked, around.device)
     ]
-
-
-def _stored_together(around: AnchoredGroup) -> int:
-    """Results that a thread stores together."""
-    return around.pack_size(_TAKEN // around.group.pairs)
 
 
 def suits_bulk(found: Product) -> bool:
@@ -105,7 +104,7 @@ def lower_bulk(found: Product, around: AnchoredGroup, tiling: BulkTiling, unit: 
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return around.launch(launch, _stored_together(around))
+    return around.launch(launch, stored_together(around))
 
 
 def bulk_values(found: Product, tiling: BulkTiling) -> dict[str, int]:

@@ -13,6 +13,8 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_inputs, part_macros, part_rows
+from cuda_compiler.products.row_followers import stored_together, stores_followers, without_followers
+from cuda_compiler.row_values import with_row_value
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.dtypes import FLOAT16
@@ -25,7 +27,6 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_microseconds", "coded_rows_options", "suits_coded_rows"]
 
 _ZERO_BYTES = 2  # of a zero point in shared memory
-_STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
 _PARAMS = "int outputs, vectors, tiles, scale_row, zero_row, bias_row"
 _MACROS = (
@@ -47,7 +48,7 @@ CODED_ROWS = KernelTemplate(
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
     params=f"{_PARAMS}, tiles_m",
-    macros=_MACROS,
+    macros=f"{_MACROS} ALL_VECTORS",
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh barriers.cuh ring.cuh copy_engine.cuh",
@@ -80,10 +81,15 @@ def suits_coded_rows(found: Product) -> bool:
 
 def coded_rows_options(found: Product, around: AnchoredGroup) -> list[CallOption]:
     """The launches worth trying, the best first, each for devices with tensor cores or with more."""
-    work = _work(found)
-    return [
-        CallOption(each.requires, (_lower(found, work, around, each.sizes),)) for each in _ranked(work, around.device)
-    ]
+    work, (alone, behind), options = _work(found), without_followers(around), list[CallOption]()
+    whole, alone = with_row_value(around), with_row_value(alone)
+    for each in _ranked(work, around.device):
+        if isinstance(each.sizes, ByWarpgroups) and stores_followers(around):
+            calls = [_lower(found, work, whole, each.sizes)]
+        else:
+            calls = [_lower(found, work, alone, each.sizes), *behind]
+        options.append(CallOption(each.requires, tuple(calls)))
+    return options
 
 
 def coded_rows_microseconds(found: Product, device: DeviceModel) -> float:
@@ -143,7 +149,7 @@ def _lower(found: Product, work: Work, around: AnchoredGroup, sizes: CodedRows) 
         shared_bytes=sizes.shared_bytes(work),
         extension=cluster_along_x(sizes.cluster),
     )
-    return around.launch(launch, around.pack_size(_STORED // around.group.pairs))
+    return around.launch(launch, stored_together(around))
 
 
 def _is_scaled_last(codes: GroupedCodes, k: int) -> bool:
@@ -175,4 +181,5 @@ def _by_warpgroups(found: Product, work: Work, sizes: CodedRows) -> _Way:
     arguments = {"matrix": codes.argument, "vector": vector.argument}
     seen = {name: replace(arguments[name], extension=each) for name, each in maps.items()}
     text = warpgroup_product(columns, vector.dtype.name, a_in_registers=True)
-    return _Way(WARPGROUP_CODES, {"tiles_m": sizes.turns(work)}, seen, text=text)
+    macros: dict[str, object] = {"ALL_VECTORS": int(sizes.turns(work) == 1)}
+    return _Way(WARPGROUP_CODES, {"tiles_m": sizes.turns(work)}, seen, macros, text)

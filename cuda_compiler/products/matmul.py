@@ -18,6 +18,7 @@ from cuda_compiler.products.integer_rows import integer_rows_options
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.packed import packed_options
 from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
+from cuda_compiler.products.row_followers import without_followers
 from cuda_compiler.row_values import with_row_value
 from cuda_compiler.rows import lower_map, lower_rows
 from cuda_compiler.tiles.lowering import (
@@ -38,7 +39,6 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
-from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Call, Load
 
 __all__ = ["MATMUL", "MATMUL_PLAIN", "loads_codes", "lower_matmul"]
@@ -122,12 +122,9 @@ def _any_rows(found: Product, around: AnchoredGroup) -> list[CallOption]:
 
 def _options(found: Product, around: AnchoredGroup) -> list[CallOption]:
     """The launches worth trying where both operands are numbers in memory; the last one is for any device."""
-    asked, lowering = _asked(found, around), around.lowering
+    asked = _asked(found, around)
     options = bulk_options(found, asked, with_row_value(around))
-    if not around.group.followers:
-        return [*options, *_other_options(found, asked, around, bool(options))]
-    alone = AnchoredGroup.of(changed(around.group, followers=()), lowering)
-    behind = [call for each in around.group.followers for call in lower_map(each, lowering)]
+    alone, behind = without_followers(around)
     others = _other_options(found, asked, alone, bool(options))
     return [*options, *(replace(option, calls=(*option.calls, *behind)) for option in others)]
 

@@ -108,7 +108,7 @@ class _Halves:
     def fits(self, norm: Group, maker: Group, source: TracedTensor) -> bool:
         """Whether a group computes the source around a product, its rows those of the norm."""
         kept = maker.index is None and maker.added is None and maker.pairs == 1 and not maker.followers
-        if not kept or not isinstance(maker.problem, Product) or not maker.problem.is_stored or norm.shape[-1] % PART:
+        if not kept or not isinstance(maker.problem, Product) or norm.shape[-1] % PART:
             return False
         stored, seen = reshaped(source.view, maker.shape), reshaped(source.view, norm.shape)
         if stored is None or seen is None or maker.shape[-1] != norm.shape[-1] or not maker.view.same_elements(stored):

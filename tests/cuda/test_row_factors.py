@@ -11,14 +11,17 @@ import pytest
 import torch
 
 import npu_compiler
+import npu_compiler.frontend.coded_layers  # defines npu_codes::dequantize
 from cuda_compiler.devices import DEVICES
-from cuda_compiler.products import bulk
+from cuda_compiler.products import bulk, coded_rows, packed
 from cuda_compiler.products.bulk_tilings import BulkTiling
+from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows
 from cuda_compiler.tiles.tiling import BULK
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_runtime import Device
+from npu_runtime import Device, load
 from tests.cuda.kernels import check_compile, kernels_for
 from tests.cuda.test_matvec import CUDAGraph, rms_norm
 from tests.metal.graphs import Node
@@ -57,6 +60,9 @@ class Block:
 
     def compiled(self, most: int = MOST, change: Callable[[Any, Value], Value] | None = None) -> ExecutionPlan:
         """The plan; `change` makes another norm of x."""
+        return self.program(most, change).main
+
+    def program(self, most: int = MOST, change: Callable[[Any, Value], Value] | None = None) -> CompiledProgram:
         self.graph = IRBuilder()
         rows = self.graph.input("r", (self.m, self.n), self.dtype)
         x = self.call("linear", self.graph.input("a", (self.m, self.k), self.dtype), self.weight("v", self.n, self.k))
@@ -65,7 +71,7 @@ class Block:
         normed = (change or Block.norm)(self, seen)
         results = [getattr(self, name)(normed) for name in self.readers]
         source, kind = self.graph.build(x, *results), str(self.dtype).removeprefix("torch.")
-        return npu_compiler.compile(source, "cuda", kind, device_of_factors(most)).main
+        return npu_compiler.compile(source, "cuda", kind, device_of_factors(most))
 
     def biased(self, normed: Value) -> Value:
         return self.call("linear", normed, self.weight("w", self.width, self.n), self.weight("b", self.width))
@@ -104,6 +110,28 @@ class Block:
         return {name: tensor.to(self.dtype) for name, tensor in made.items()}
 
 
+@dataclass
+class CodedBlock(Block):
+    """The same by matrices in codes of a byte, with a scale for each row."""
+
+    def weight(self, name: str, *shape: int) -> Value:
+        if len(shape) == 1:
+            return super().weight(name, *shape)
+        codes = self.graph.weight(f"{name}_codes", shape, torch.int8)
+        scales = self.graph.weight(f"{name}_scales", (shape[0], 1), self.dtype)
+        form = 8, shape[1], shape[1], 1, 0  # bits, k, group, rows, zero
+        return self.graph.call("npu_codes.dequantize.default", codes, scales, None, None, None, *form, self.dtype)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        given = super().tensors()
+        for name in ("v", "w", "gate", "up"):
+            scales = (given[name].float().abs().amax(1, keepdim=True) / 127).to(self.dtype)
+            codes = (given[name].double() / scales.double()).round().clamp(-127, 127)
+            given[name] = codes * scales.double()
+            given |= {f"{name}_codes": codes.to(torch.int8), f"{name}_scales": scales}
+        return given
+
+
 def launches(plan: ExecutionPlan) -> list[str]:
     calls = [call for step in plan.steps for call in options_of(step)[0].calls]
     return [plan.kernels[call.kernel].entry for call in calls if isinstance(call, KernelCall)]
@@ -116,6 +144,11 @@ def on_host(plan: ExecutionPlan, given: dict[str, torch.Tensor], folder: Path, o
     few = [replace(call, grid=(2, 1, 1)) if stay else call for call, stay in zip(calls, stays, strict=True)]
     named = {name if name in ("a", "r") else f"p_{name}": tensor for name, tensor in given.items()}
     named["interleave(gate, up)"] = torch.stack([given["gate"], given["up"]], 1)
+    for part in ("codes", "scales"):
+        if f"gate_{part}" in given:
+            named[f"interleave(gate_{part}, up_{part})"] = torch.stack(
+                [given[f"{of}_{part}"] for of in ("gate", "up")], 1
+            )
     raw = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
     found = run_plan_on_host(replace(plan, steps=tuple(few)), raw, folder)
     rows = given["a"].shape[0]
@@ -147,11 +180,8 @@ def test_factors_on_the_processor(
     plan, given = block.compiled(), block.tensors()
     assert launches(plan) == ["matmul_bulk"] * 2
     x, found = on_host(plan, given, tmp_path, option)
-    exact = given["a"].double() @ given["v"].double().T + given["r"].double()
-    assert (x - exact).norm() <= 1.1 * (exact.to(HALF).double() - exact).norm()
-    exact, normed_first = (expected(x, given, block.readers[0], rounded) for rounded in (False, True))
-    assert (found - exact).norm() <= 1.1 * (normed_first - exact).norm()
-    assert torch.equal(found[block.m // 2], exact[block.m // 2])  # behind a row of zeros
+    check_factors(block, given, [x, found])
+    assert torch.equal(found[block.m // 2], expected(x, given, block.readers[0], False)[block.m // 2])  # of zeros
     others = {**given, "a": given["a"].flip(0), "r": given["r"].flip(0)}
     for name in ("a", "r"):
         others[name][3] = given[name][3]
@@ -159,8 +189,41 @@ def test_factors_on_the_processor(
         assert torch.equal(one[3], other[3])
 
 
+CODED_ON_HOST = [
+    (CodedBlock(30, 96, 160, 64, readers=("biased",)), ByWarpgroups(3, 1, 1)),
+    (CodedBlock(64, 160, 256, readers=("gated",)), ByWarpgroups(3, 2, 1, places=64)),
+    (CodedBlock(33, 64, 64, 32, readers=("gated",)), ByWarps(3, 1, 1, 4)),
+]
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize(("block", "sizes"), CODED_ON_HOST, ids=["a tile", "clusters", "followers apart"])
+def test_factors_behind_codes_on_the_processor(
+    block: CodedBlock, sizes: CodedRows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    candidate = Candidate("coded_rows", sizes, 1.0, "")
+    monkeypatch.setattr(coded_rows, "_ranked", lambda *_: (candidate,))
+    monkeypatch.setattr(packed, "coded_rows_microseconds", lambda *_: 0.0)
+    plan, given = block.compiled(), block.tensors()
+    entry = "warpgroup_codes" if isinstance(sizes, ByWarpgroups) else "coded_rows"
+    assert launches(plan).count(entry) == 2
+    assert len(launches(plan)) == (2 if isinstance(sizes, ByWarpgroups) else 4)
+    check_factors(block, given, on_host(plan, given, tmp_path, 0))
+
+
+def check_factors(block: Block, given: dict[str, torch.Tensor], results: list[torch.Tensor]) -> None:
+    """Whether x and what reads its norm err as they do where the norm is stored."""
+    x, *found = results
+    exact = given["a"].double() @ given["v"].double().T + given["r"].double()
+    assert (x - exact).norm() <= 1.1 * (exact.to(HALF).double() - exact).norm()
+    for reader, result in zip(block.readers, found, strict=True):
+        exact, normed_first = (expected(x, given, reader, rounded) for rounded in (False, True))
+        assert (result - exact).norm() <= 1.1 * (normed_first - exact).norm()
+
+
 def test_kernels_compile() -> None:
-    check_compile(kernels_for(Block(40, 1536, 1536, 512).compiled(), 90), 90)
+    for block in (Block(40, 1536, 1536, 512), CodedBlock(40, 1536, 1536, 512)):
+        check_compile(kernels_for(block.compiled(), 90), 90)
 
 
 def without_gain(block: Block, x: Value) -> Value:
@@ -241,3 +304,13 @@ def test_equals_torch(m: int, device: Device) -> None:
     gate, up = (graph.call("linear", normed, graph.weight(512, 1536)) for _ in range(2))
     gated = graph.call("mul.Tensor", graph.call("silu", gate), up)
     assert launches(graph.check(x, biased, gated, roundings=4, device=device).main) == ["matmul_bulk"] * 3
+
+
+@pytest.mark.parametrize("m", [17, 40, 64])
+def test_codes_equal_exact_products(m: int, device: Device) -> None:
+    block = CodedBlock(m, 1536, 8960, 512)
+    program, given = block.program(), block.tensors()
+    assert launches(program.main) == ["warpgroup_codes"] * 3
+    inputs = {name: given[name] for name in ("a", "r")}
+    found = load(program, {name: given[name] for name in given if name not in inputs}, device)(**inputs)
+    check_factors(block, given, [torch.as_tensor(each).double().cpu() for each in found])
