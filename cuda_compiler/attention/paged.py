@@ -64,6 +64,7 @@ _SIZES = (1, 2, 4, 8)  # of clusters
 _CODED_DEPTH = 2  # pieces of codes that a warp has on their way
 _RESIDENT = 2  # blocks of a multiprocessor where several share a text
 _BUSY = 0.75  # of the multiprocessors
+_MANY_WARPS = 11  # of a block that is alone on one of these
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
 _LONG = 128  # pieces for a block of threads where all multiprocessors have one
 _BESIDE_BYTES = 16 * 1024  # shared memory of a block of threads beside its pieces
@@ -223,7 +224,8 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     busy = [n for n in sizes if texts * n >= _BUSY * device.cores]
     cluster = min(busy) if busy else max(sizes, default=1)
     resident = min(ceil_div(texts * cluster, held[cluster]), _RESIDENT + 1)
-    warps, depth, resident = (8, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
+    many = _MANY_WARPS if busy and not coded else 8
+    warps, depth, resident = (many, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
     depth, least_depth = (_CODED_DEPTH, sets) if coded else (depth, 1)
     while warps * depth * piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
         warps, depth = (warps, depth // 2) if depth > least_depth else (warps // 2, depth)

@@ -5,9 +5,10 @@ constexpr bool SHARED_COLUMNS = TILE_M == 64 && !TURNS;
 constexpr int GROUP_ROWS = TURNS || SHARED_COLUMNS ? TILE_M : TILE_M / 2;
 constexpr int GROUP_COLUMNS = SHARED_COLUMNS ? TILE_N / 2 : TILE_N;
 constexpr int THREADS = 384, STEPS_M = GROUP_ROWS / 64, GROUPS = GROUP_COLUMNS / 32;
-constexpr int A_BYTES = TILE_M * 128, B_BYTES = TILE_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
-// A matrix of fewer rows than a tile is copied alone; the sums of other rows are stored nowhere.
-constexpr int A_COPIED = COPIED_ROWS * 128;
+// A matrix of fewer rows than a tile is copied alone. What is multiplied as the other rows is the stage's part of b;
+// their sums are stored nowhere.
+constexpr int A_COPIED = COPIED_ROWS * 128, A_BYTES = COPIED_ROWS + TILE_N < TILE_M ? (TILE_M - TILE_N) * 128 : A_COPIED;
+constexpr int B_BYTES = TILE_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 static_assert(GROUP_COLUMNS % 32 == 0 && GROUP_ROWS % 64 == 0, "whole groups of lines");
 static_assert(SPLITS == 1 || !TURNS, "blocks of a cluster add one tile");
 

@@ -102,7 +102,7 @@ def lower_bulk(found: Product, around: AnchoredGroup, tiling: BulkTiling, unit: 
         flops=2 * prod(found.shape) * found.a.operand.shape[-1],
         text=warpgroup_product(tiling.group_columns, multiplied),
         block=(tiling.threads, 1, 1),
-        shared_bytes=tiling.shared_bytes,
+        shared_bytes=tiling.shared_bytes(found.m),
     )
     return around.launch(launch, stored_together(around))
 

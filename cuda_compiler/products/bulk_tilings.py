@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import brings_boxes, cluster_cores, kept_candidates
@@ -56,21 +56,24 @@ class BulkTiling(BulkTile):
     stages: int = _LEAST_STAGES
 
     @classmethod
-    def of(cls, tile: BulkTile, device: DeviceModel) -> BulkTiling:
-        """With as many stages as fit a block's shared memory."""
+    def of(cls, tile: BulkTile, device: DeviceModel, m: int) -> BulkTiling:
+        """With as many stages for a left matrix of m rows as fit a block's shared memory."""
         room = min(device.shared_bytes, device.core_shared_bytes // tile.resident - _RESERVED_BYTES)
-        stages = room // ((tile.rows + tile.columns) * _LINE_BYTES + _BARRIER_BYTES)
-        return cls(tile.rows, tile.columns, tile.turns, tile.splits, tile.resident, stages)
+        one = cls(tile.rows, tile.columns, tile.turns, tile.splits, tile.resident, 1)
+        return replace(one, stages=room // one.shared_bytes(m))
 
     @property
     def threads(self) -> int:
         """Of a block: two warpgroups that multiply, and one that copies."""
         return 3 * 128
 
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: operands and barriers."""
-        return self.stages * ((self.rows + self.columns) * _LINE_BYTES + _BARRIER_BYTES)
+    def shared_bytes(self, m: int) -> int:
+        """Dynamic shared memory of a block for a left matrix of m rows: operands and barriers.
+
+        Products read whole tiles of rows: behind those that are copied, the stage's part of the right matrix.
+        """
+        lines = max(self.copied_rows(m), self.rows - self.columns) + self.columns
+        return self.stages * (lines * _LINE_BYTES + _BARRIER_BYTES)
 
     def copied_rows(self, m: int) -> int:
         """Rows of a left matrix of m that are copied for a tile: what lies behind the last ones counts for nothing."""
@@ -117,6 +120,7 @@ class BulkCosts(FamilyConstants, family=BULK):
         store: Clocks for a result.
         add, add_result: Clocks for blocks to wait for each other, and to add a result.
         memory_bytes: Bytes of the right matrix that arrive from memory a clock.
+        core_bytes: Those of them that arrive in a multiprocessor, where blocks share none.
         cache_bytes: Bytes of both that all multiprocessors get from the level-2 cache a clock.
         factored_rows: The most rows at which factors of whole rows wait for epilogues, in place of a launch for a norm;
             0 for none.
@@ -131,6 +135,7 @@ class BulkCosts(FamilyConstants, family=BULK):
     add_result: float
     memory_bytes: float = scaling("memory_a_clock")
     cache_bytes: float = scaling("cache_a_clock")
+    core_bytes: float = inf
     factored_rows: int = 0
 
 
@@ -140,7 +145,7 @@ def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Bul
         return
     steps, costs = ceil(asked.k / LINE), BulkCosts.of(device)
     for tile in costs.tiles:
-        tiling = BulkTiling.of(tile, device)
+        tiling = BulkTiling.of(tile, device, asked.m)
         suits = (tile.rows == WARPGROUP_ROWS) == (asked.m <= WARPGROUP_ROWS)
         if suits and tiling.stages >= _LEAST_STAGES and (tile.splits == 1 or tile.splits * 2 <= steps):
             clocks = bulk_clocks(tiling, costs, asked, device)
@@ -170,7 +175,8 @@ def bulk_clocks(
     average = max(1.0, asked.tiles(tiling.rows, tiling.columns) * tiling.splits / cores)
     rounds = costs.whole_rounds * ceil(average) + (1 - costs.whole_rounds) * average
     results = tiling.rows * tiling.columns
-    step = max(_step(tiling), costs.step, least_step)
+    alone = tiling.columns * _LINE_BYTES / costs.core_bytes if asked.m <= tiling.rows else 0
+    step = max(_step(tiling), costs.step, least_step, alone)
     products = step * ceil(ceil(asked.k / LINE) / tiling.splits)
     stored = costs.store * results * (2 if tiling.turns else 1)  # by half of the warps where they take turns
     each = max(products, (products + stored) / 2) if tiling.turns else products

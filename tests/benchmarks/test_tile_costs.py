@@ -109,6 +109,8 @@ def test_what_the_constants_in_the_data_choose_was_measured_to_be_close_to_the_b
     assert {row.family for row in times} == set(FAMILIES)
     for are_brought in (False, True):  # which of the two serve a product, costs do not decide
         rows = [row for row in times if (row.family == BULK) == are_brought]
+        if are_brought:  # tiles of 64 rows are for as few, and others for more
+            rows = [row for row in rows if (row.tiling.rows == 64) == (row.asked.m <= 64)]
         assert chosen_loss(rows, costs, MODEL) < 0.025
 
 

@@ -30,7 +30,7 @@ from tests.support.host_kernels import HAS_COMPILER, run_on_host
 Force = Callable[["BulkTiling | Tiling"], None]
 
 MODEL = DEVICES.named("sm_90", "cuda")
-TILINGS = [BulkTiling.of(tile, MODEL) for tile in BulkCosts.of(MODEL).tiles]
+TILINGS = [BulkTiling.of(tile, MODEL, tile.rows) for tile in BulkCosts.of(MODEL).tiles]
 WARP_TILINGS = [tile.tiling for tile in WarpCosts.of(MODEL).tiles]
 SIZES = [(66, 32, 16), (130, 224, 528), (300, 800, 1104), (517, 416, 80)]
 BEHIND = ["", "residual", "gated", "bias"]
