@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cuda_compiler.artifact.extensions import is_beside
 from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, options_of
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
 
-__all__ = ["EarlyLaunch", "is_settled", "kernel_number"]
+__all__ = ["EarlyLaunch", "is_settled", "kernel_number", "runs_beside"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ def is_settled(buffer: int, lowering: Lowering) -> bool:
         if all(any(_waits(call, hurrying) for call in option.calls) for option in options_of(step)):
             return True
     return False
+
+
+def runs_beside(lowering: Lowering) -> bool:
+    """Whether launches so far leave room for blocks of those behind them."""
+    return any(is_beside(call) for step in lowering.steps for call in options_of(step)[0].calls)
 
 
 def _waits(call: Call, hurrying: set[int]) -> bool:

@@ -16,6 +16,7 @@ __all__ = ["Kernel", "Module", "encoded_map", "record_event"]
 
 _OUT_OF_MEMORY = 2
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_SHARED_CARVEOUT, _ALL_SHARED = 9, 100  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in per cent
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _RECORD_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -52,13 +53,18 @@ class Module:
         self._handle = ctypes.c_void_p()
         _check(_library().cuModuleLoadData(ctypes.byref(self._handle), code), "loading a kernel")
 
-    def kernel(self, entry: str, shared_bytes: int) -> Kernel:
-        """The kernel of a name, allowed to share `shared_bytes` among the threads of a block."""
+    def kernel(self, entry: str, shared_bytes: int, beside: bool = False) -> Kernel:
+        """The kernel of a name, allowed to share `shared_bytes` among the threads of a block.
+
+        Where its blocks are `beside` those of others, a multiprocessor has as much shared memory as it can.
+        """
         function = ctypes.c_void_p()
         _check(_library().cuModuleGetFunction(ctypes.byref(function), self._handle, entry.encode()), f"'{entry}'")
         if shared_bytes:
             status = _library().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared_bytes)
             _check(status, f"'{entry}' with {shared_bytes} bytes of shared memory")
+        if beside:
+            _check(_library().cuFuncSetAttribute(function, _SHARED_CARVEOUT, _ALL_SHARED), f"'{entry}' beside others")
         return Kernel(self, function, entry)
 
 

@@ -6,7 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cuda_compiler.artifact.extensions import cluster_of, map_of
+from cuda_compiler.artifact.extensions import cluster_of, is_beside, map_of
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDADevice
 from cuda_runtime.driver import Kernel, Module, encoded_map, record_event
@@ -183,11 +183,12 @@ def updated_inputs(plan: ExecutionPlan) -> set[int]:
 def _load(plan: ExecutionPlan, capability: int) -> list[Kernel]:
     """The plan's kernels, each in a module of its own: its variables are shared with no other plan."""
     codes = compiled_kernels(plan.kernels, capability)
-    shared = [0] * len(plan.kernels)
+    shared, beside = [0] * len(plan.kernels), set()
     for call in plan.calls:
         if isinstance(call, KernelCall):
             shared[call.kernel] = max(shared[call.kernel], call.shared_bytes)
+            beside |= {call.kernel} if is_beside(call) else set()
     return [
-        Module(code).kernel(kernel.entry, nbytes)
-        for kernel, code, nbytes in zip(plan.kernels, codes, shared, strict=True)
+        Module(code).kernel(kernel.entry, shared[number], number in beside)
+        for number, (kernel, code) in enumerate(zip(plan.kernels, codes, strict=True))
     ]

@@ -24,7 +24,7 @@ from npu_compiler.tensor.layout import BufferSpec
 
 __all__ = ["FORMAT_VERSION", "CompiledProgram", "is_program_file"]
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 _MAGIC = b"NPUBIN\x00\x00"
 _HEADER = struct.Struct("<8sI32sQ")  # magic, version, SHA-256 of the body, bytes of the body
 _MAX_ITEMS = 1 << 16  # msgpack reserves room for as many items as a list claims, at each level of nesting

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.artifact.extension import ArgumentExtension, LaunchExtension, TargetExtensions
-from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.artifact.plan import Argument, Call, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, DType
 
-__all__ = ["EXTENSIONS", "Cluster", "TensorMap", "cluster_along_x", "cluster_of", "map_of"]
+__all__ = ["EXTENSIONS", "Cluster", "TensorMap", "cluster_along_x", "cluster_of", "is_beside", "map_of"]
 
 _ALONE = (1, 1, 1)
 _MAX_CLUSTER = 8  # blocks; what every device that has clusters takes
@@ -20,16 +20,23 @@ _LINE_BYTES, _CHUNK_BYTES = (32, 64, 128), 16  # of a tensor map
 
 @dataclass(frozen=True)
 class Cluster(LaunchExtension):
-    """Blocks in x, y and z that run at once and reach each other's shared memory."""
+    """Blocks in x, y and z that run at once and reach each other's shared memory.
+
+    Attributes:
+        size: How many.
+        beside: Whether a multiprocessor keeps all that it can for shared memory, none of it for the level-1 cache, so
+            that blocks of other launches, which do the same, find room beside these.
+    """
 
     size: tuple[int, int, int]
+    beside: bool = False
 
     def fault(self, grid: tuple[int, int, int], block: tuple[int, int, int]) -> str:
         whole = all(size >= 1 and blocks % size == 0 for size, blocks in zip(self.size, grid, strict=True))
         return "" if whole and prod(self.size) <= _MAX_CLUSTER else "has broken clusters"
 
     def describe(self) -> str:
-        return f"cluster {[*self.size]}"
+        return f"cluster {[*self.size]}{', beside others' if self.beside else ''}"
 
 
 @dataclass(frozen=True)
@@ -82,14 +89,19 @@ class TensorMap(ArgumentExtension):
 EXTENSIONS = TargetExtensions(Cluster, TensorMap)
 
 
-def cluster_along_x(blocks: int) -> Cluster | None:
-    """A cluster of neighbouring blocks in x; None for a block alone."""
-    return Cluster((blocks, 1, 1)) if blocks > 1 else None
+def cluster_along_x(blocks: int, beside: bool = False) -> Cluster | None:
+    """A cluster of neighbouring blocks in x; None for a block alone that is `beside` no others."""
+    return Cluster((blocks, 1, 1), beside) if blocks > 1 or beside else None
 
 
 def cluster_of(call: KernelCall) -> tuple[int, int, int]:
     """The size of a launch's clusters in blocks."""
     return call.extension.size if isinstance(call.extension, Cluster) else _ALONE
+
+
+def is_beside(call: Call) -> bool:
+    """Whether blocks of other launches are to find room beside those of a launch."""
+    return isinstance(call, KernelCall) and isinstance(call.extension, Cluster) and call.extension.beside
 
 
 def map_of(argument: Argument) -> TensorMap | None:

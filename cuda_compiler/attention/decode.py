@@ -28,7 +28,7 @@ from cuda_compiler.attention.sizes import (
     suits_warps,
 )
 from cuda_compiler.devices import cluster_cores, offers
-from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.early_launches import EarlyLaunch, runs_beside
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
@@ -72,8 +72,8 @@ ATTENTION_DECODE = KernelTemplate(
     threads=32 * WARPS,
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
-        "attention_cluster.cuh attention_open.cuh attention_share.cuh"
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh barriers.cuh "
+        "clusters.cuh attention_cluster.cuh attention_open.cuh attention_share.cuh"
     ),
     computed="fresh",
 )
@@ -201,12 +201,16 @@ def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) 
     fresh = count_of_new(problem)
     if division is None or fresh is None:
         return None
+    beside = runs_beside(lowering)
+    if beside:
+        division = replace(division, depth=1)  # so that blocks of the products fit beside
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
     kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t"}
     functions = functions_of(problem, lowering, one_place=False)
     macros = {**division_macros(division), **kept, **functions.macros, "HEAD_PARTS": division.parts}
     caches = {"k": problem.k.argument, "v": problem.v.argument}
     launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)
+    launch = replace(launch, extension=cluster_along_x(division.cluster, beside))
     # that of stored operands, so that the bytes of keys and values count
     return around.of_problem(problem.stored()).launch(launch, around.pack_size(2))
 

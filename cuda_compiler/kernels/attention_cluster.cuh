@@ -9,7 +9,19 @@ struct Parts {
     float4 slice[CLUSTER][SLICE / 4];
     float2 block[CLUSTER][ROWS];
     float top[WARPS][SETS * 8], sum[WARPS][SETS * 8];
+    uint64 arrived; // a barrier, of which one phase waits for all that the cluster sends
 };
+
+// Makes this block ready for what others send; before it announces itself to the cluster.
+__device__ __forceinline__ void expect_parts(Parts& parts)
+{
+    if (CLUSTER > 1 && threadIdx.x == 0) {
+        int own = max(0, min(SLICE, RESULTS - int(blockIdx.x) % CLUSTER * SLICE)); // results that it finishes
+        make_barrier(shared_address(&parts.arrived), 1);
+        publish_barriers();
+        arrive_and_expect(shared_address(&parts.arrived), CLUSTER * (own * 4 + ROWS * int(sizeof(float2))));
+    }
+}
 
 #if CLUSTERS > 1
 // Arrivals at each slice of each result; the last one leaves zero behind.
@@ -18,10 +30,10 @@ __device__ uint arrivals[RESULT_TILES * CLUSTER];
 
 // Stores a value in the shared memory of the block of the cluster that finishes it; without a cluster, in its own.
 template <typename T>
-__device__ __forceinline__ void give(T* target, int owner, const T& value)
+__device__ __forceinline__ void give(const Parts& parts, T* target, int owner, const T& value)
 {
 #if CLUSTER > 1
-    store_in_cluster(target, owner, value);
+    send_to_cluster(target, owner, value, &parts.arrived);
 #else
     *target = value;
 #endif
@@ -38,7 +50,7 @@ __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int
         for (int warp = 0; warp < WARPS; ++warp) {
             sum += warp < busy ? weight[warp] * parts.sum[warp][row] : 0.0f;
         }
-        give(&parts.block[rank][row], owner, make_float2(top, sum));
+        give(parts, &parts.block[rank][row], owner, make_float2(top, sum));
     }
     for (int index = int(threadIdx.x) * 4; index < RESULTS; index += THREADS * 4) {
         int row = index / V_WIDTH, column = index % V_WIDTH;
@@ -55,7 +67,7 @@ __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int
                 total.w += weight[warp] * part.w;
             }
         }
-        give(&parts.slice[rank][index % SLICE / 4], index / SLICE, total);
+        give(parts, &parts.slice[rank][index % SLICE / 4], index / SLICE, total);
     }
 }
 

@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
-    begin_block(queries);
+    begin_block(queries, parts);
     Share share(list_open(states, batch, group, p));
     if (share.is_nobodys()) {
         leave_to_others();

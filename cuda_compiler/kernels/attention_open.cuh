@@ -3,11 +3,12 @@ constexpr int TILE_PIECES = BLOCK / PIECE;
 
 // What a block of threads does before it looks at the mask. Where it is EARLY, it waits for the grid ahead only when it
 // needs what that computes.
-__device__ __forceinline__ void begin_block(tile_t* queries)
+__device__ __forceinline__ void begin_block(tile_t* queries, Parts& parts)
 {
     if (EARLY) {
         hurry_next_grid();
     }
+    expect_parts(parts);
     if (CLUSTER > 1) {
         announce_to_cluster();
     }
@@ -100,8 +101,7 @@ __device__ __forceinline__ void finish_shares(
 #if CLUSTER > 1
     wait_for_cluster();
     hand_over(parts, ring, rank, share.busy_warps());
-    arrive_at_cluster();
-    wait_for_cluster();
+    wait_for_phase(shared_address(&parts.arrived), 0);
 #else
     hand_over(parts, ring, rank, share.busy_warps());
     __syncthreads();

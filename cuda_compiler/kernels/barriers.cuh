@@ -26,6 +26,18 @@ __device__ __forceinline__ void arrive_with_copies(uint barrier)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// Makes new barriers visible to the copy engine, and to other blocks of the cluster.
+__device__ __forceinline__ void publish_barriers()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives at a barrier whose phase then also waits for `bytes` of copies.
+__device__ __forceinline__ void arrive_and_expect(uint barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
 // Waits for the end of the barrier's phase of this parity.
 __device__ __forceinline__ void wait_for_phase(uint barrier, int parity)
 {

@@ -62,19 +62,32 @@ __device__ __forceinline__ void store_in_cluster(const void* target, int rank, f
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in_cluster(target, rank)), "f"(value) : "memory");
 #endif
 }
-__device__ __forceinline__ void store_in_cluster(const void* target, int rank, float2 value)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address_in_cluster(target, rank)), "f"(value.x),
-                 "f"(value.y)
-                 : "memory");
-#endif
-}
 __device__ __forceinline__ void store_in_cluster(const void* target, int rank, float4 value)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
                  ::"r"(address_in_cluster(target, rank)), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+                 : "memory");
+#endif
+}
+
+// The same in the background: a barrier of the other block, given by where this one has its own, counts the bytes when
+// they are there. So nobody waits for what else this block writes, as `arrive_at_cluster` does.
+__device__ __forceinline__ void send_to_cluster(const void* target, int rank, float2 value, const uint64* barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                 ::"r"(address_in_cluster(target, rank)), "f"(value.x), "f"(value.y),
+                 "r"(address_in_cluster(barrier, rank))
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void send_to_cluster(const void* target, int rank, float4 value, const uint64* barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(address_in_cluster(target, rank)), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w),
+                 "r"(address_in_cluster(barrier, rank))
                  : "memory");
 #endif
 }

@@ -10,18 +10,6 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Makes new barriers visible to the copy engine.
-__device__ __forceinline__ void publish_barriers()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Arrives at a barrier whose phase then also waits for `bytes` of copies.
-__device__ __forceinline__ void arrive_and_expect(uint barrier, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
 // Starts copying a box of lines into shared memory: 64 elements of k, and as many lines as the map says.
 __device__ __forceinline__ void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)
 {

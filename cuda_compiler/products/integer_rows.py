@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from cuda_compiler.anchors import AnchoredGroup
+from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.early_launches import EarlyLaunch, runs_beside
 from cuda_compiler.octets import octet_prologue
 from cuda_compiler.products.coded_tiles import TILE, group_of, unit_of
 from cuda_compiler.products.integer_rows_sizes import Work, integer_rows_sizes
@@ -85,6 +86,7 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
         flops=found.flops,
         prologues=vectors.prologues,
         shared_bytes=sizes.shared_bytes(work, device),
+        extension=cluster_along_x(1, beside=codes.bits == 4 or runs_beside(around.lowering)),
         hurries=True,
     )
     return [CallOption(CLUSTERS, (around.launch(launch, store),))]

@@ -23,6 +23,8 @@ class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
     Attributes:
         warps, least_warps: Of a block, at the most, and at the least where there is work for them.
         shared_bytes: Of a block at the most.
+        beside_warps, beside_bytes: Of a block at the most that has all its codes on their way, where blocks of other
+            launches can be beside it: it then begins long before its vector is there.
         in_flight: Bytes that all blocks ask for ahead of their vector at the most: what they load then waits for them.
         step: Clocks that a step takes a warp.
         tile: What it costs to put the parts of a tile together, in steps.
@@ -31,6 +33,8 @@ class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
     warps: int
     least_warps: int
     shared_bytes: int
+    beside_warps: int
+    beside_bytes: int
     in_flight: float
     step: float
     tile: float
@@ -126,10 +130,19 @@ def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
         steps = sizes.turns(work, device) * (sizes.steps(work) + costs.tile)
         return max(left, steps * costs.step)
 
+    def best(ways: list[IntegerRows]) -> IntegerRows | None:
+        most = _CLOSE * min(map(clocks, ways), default=0)
+        close = (sizes for sizes in ways if clocks(sizes) <= most)
+        return min(close, key=lambda sizes: (sizes.warps, -sizes.teams, -sizes.stages), default=None)
+
+    def has_all(sizes: IntegerRows) -> bool:
+        all_there = sizes.stages == sizes.turns(work, device) * sizes.steps(work)
+        return all_there and sizes.shared_bytes(work, device) <= costs.beside_bytes
+
     ways = [*_ways(work, costs, device)]
-    most = _CLOSE * min(map(clocks, ways), default=0)
-    close = (sizes for sizes in ways if clocks(sizes) <= most)
-    return min(close, key=lambda sizes: (sizes.warps, -sizes.teams, -sizes.stages), default=None)
+    found = best(ways)
+    beside = [sizes for sizes in ways if sizes.warps <= costs.beside_warps and has_all(sizes)]
+    return best(beside) if beside and found is not None and has_all(found) else found
 
 
 def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[IntegerRows]:

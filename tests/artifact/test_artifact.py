@@ -323,18 +323,19 @@ def test_a_program_of_a_target_that_is_not_installed_is_described() -> None:
 @pytest.mark.parametrize(
     ("extension", "message"),
     [
-        (0, "given 0, expected the 1 fields of Cluster"),
-        ([[2, 1]], "expected a list of 3"),
-        ([[2, 1, 1.0]], "expected a value of type int"),
-        ([[2, 1, 1], 1], "expected the 1 fields of Cluster"),
-        ({"size": 1}, "expected the 1 fields of Cluster"),
-        ("cluster", "expected the 1 fields of Cluster"),
+        (0, "given 0, expected the 2 fields of Cluster"),
+        ([[2, 1], False], "expected a list of 3"),
+        ([[2, 1, 1.0], False], "expected a value of type int"),
+        ([[2, 1, 1], 1], "expected a value of type bool"),
+        ([[2, 1, 1]], "expected the 2 fields of Cluster"),
+        ({"size": 1}, "expected the 2 fields of Cluster"),
+        ("cluster", "expected the 2 fields of Cluster"),
     ],
 )
 def test_an_extension_of_another_form_is_refused(extension: object, message: str) -> None:
     fields = msgpack.unpackb(extended_program().to_bytes()[52:])
     (step,) = fields["functions"]["main"][1][2]
-    assert step[1][-1] == [[2, 1, 1]]
+    assert step[1][-1] == [[2, 1, 1], False]
     step[1][-1] = extension
     with pytest.raises(ProgramFormatError, match=message):
         CompiledProgram.from_bytes(repack(fields))
