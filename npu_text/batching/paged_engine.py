@@ -136,9 +136,11 @@ class PagedEngine:
         counts = [len(part.tokens) for part in parts]
         functions = next((self._fill[n] for n in self.chunks if n >= max(counts, default=0)), {})
         name = next((name for lanes, name in functions.items() if lanes >= len(parts)), "")
-        if not name or not all(counts):
+        if not name or not parts or not all(counts):
             given = f"{', '.join(map(str, counts))} tokens of {len(parts)} prompts"
             raise InputError(f"given {given}, expected 1 to {self.chunks[-1]} of one, or of as many as {self.packs}")
+        if len(parts) > 1 and any(part.scored is not None for part in parts):
+            raise InputError(f"given {len(parts)} prompts with scored ones among them; score each by itself")
         if parts[0].scored is not None:
             return self._scored(parts[0], parts[0].scored)
         turn = self._functions[name].turn()

@@ -268,6 +268,11 @@ def test_what_the_engine_does_not_do_is_refused(engine: PagedEngine) -> None:
         engine.step(one_step(0, [1, 2, 3, 4, 5], 0, [0]))
     with pytest.raises(InputError, match="65 tokens"):
         engine.prefill(Prefill(0, [1] * 65, 0, [0, 1, 2]))
+    with pytest.raises(InputError, match="tokens of 0 prompts"):
+        engine.prefill()
+    scored = (Prefill(lane, [1] * 17, 0, [lane], scored=1 if lane else None) for lane in range(2))
+    with pytest.raises(InputError, match="score each by itself"):
+        engine.prefill(*scored)
     with pytest.raises(InputError, match="best=21"):
         engine.check(LaneSampling(), 21, False)
     with pytest.raises(InputError, match="temperature"):
