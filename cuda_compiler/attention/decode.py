@@ -108,6 +108,7 @@ class Division:
         clusters: Clusters that share the positions of a head of keys.
         depth: Pieces that a warp has on their way.
         parts: Groups that the query heads of a head of keys are divided into; each reads the keys.
+        beside: Whether blocks of other launches are to find room beside its own.
     """
 
     problem: Attention
@@ -117,6 +118,7 @@ class Division:
     clusters: int
     depth: int
     parts: int
+    beside: bool = False
 
     @property
     def shared(self) -> int:
@@ -201,16 +203,14 @@ def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) 
     fresh = count_of_new(problem)
     if division is None or fresh is None:
         return None
-    beside = runs_beside(lowering)
-    if beside:
-        division = replace(division, depth=1)  # so that blocks of the products fit beside
+    if runs_beside(lowering):
+        division = replace(division, depth=1, beside=True)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
     kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t"}
     functions = functions_of(problem, lowering, one_place=False)
     macros = {**division_macros(division), **kept, **functions.macros, "HEAD_PARTS": division.parts}
     caches = {"k": problem.k.argument, "v": problem.v.argument}
     launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)
-    launch = replace(launch, extension=cluster_along_x(division.cluster, beside))
     # that of stored operands, so that the bytes of keys and values count
     return around.of_problem(problem.stored()).launch(launch, around.pack_size(2))
 
@@ -251,7 +251,7 @@ def launch_of(
         flops=problem.flops,
         prologues={"fresh": functions.prologue},
         shared_bytes=division.shared_bytes,
-        extension=cluster_along_x(division.cluster),
+        extension=cluster_along_x(division.cluster, division.beside),
         hurries=early,
     )
 

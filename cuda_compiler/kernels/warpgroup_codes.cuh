@@ -5,7 +5,7 @@
 // products of the numbers before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks
 // share the spans. Grid: clusters with tiles in turns in x, VECTORS by TILE_N results each.
 constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
-constexpr int ROW_VALUES = 16; // bytes of what is the same all along a row of the result; as in Python
+constexpr bool ALL_VECTORS = ROW_VALUES > 0; // bytes for what is the same all along a row of the result
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
@@ -18,7 +18,7 @@ constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
 constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
 constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES;
 constexpr int SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
-constexpr int ROWS_AT = SCALES_AT + TILE_N * 4, BARRIERS_AT = ROWS_AT + (ALL_VECTORS ? COLUMNS * ROW_VALUES : 0);
+constexpr int ROWS_AT = SCALES_AT + TILE_N * 4, BARRIERS_AT = ROWS_AT + COLUMNS * ROW_VALUES;
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
 

@@ -48,7 +48,7 @@ CODED_ROWS = KernelTemplate(
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
     params=f"{_PARAMS}, tiles_m",
-    macros=f"{_MACROS} ALL_VECTORS",
+    macros=f"{_MACROS} ROW_VALUES",
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh barriers.cuh ring.cuh copy_engine.cuh",
@@ -169,7 +169,7 @@ def _by_warps(found: Product, sizes: CodedRows) -> _Way:
     return _Way(CODED_ROWS, rows, macros={"SETS": sizes.sets})
 
 
-def _by_warpgroups(found: Product, work: Work, sizes: CodedRows) -> _Way:
+def _by_warpgroups(found: Product, work: Work, sizes: ByWarpgroups) -> _Way:
     """The copy engine sees codes and vectors as elements of 16 bits."""
     codes, vector, columns = found.b, found.a, sizes.columns(work)
     units, row = FLOAT16.size * 8 // work.bits, vector.along * vector.dtype.size
@@ -181,5 +181,5 @@ def _by_warpgroups(found: Product, work: Work, sizes: CodedRows) -> _Way:
     arguments = {"matrix": codes.argument, "vector": vector.argument}
     seen = {name: replace(arguments[name], extension=each) for name, each in maps.items()}
     text = warpgroup_product(columns, vector.dtype.name, a_in_registers=True)
-    macros: dict[str, object] = {"ALL_VECTORS": int(sizes.turns(work) == 1)}
+    macros: dict[str, object] = {"ROW_VALUES": sizes.row_values(work)}
     return _Way(WARPGROUP_CODES, {"tiles_m": sizes.turns(work)}, seen, macros, text)

@@ -22,7 +22,7 @@ _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cor
 _COLUMN, _GATHERED = 8, 64  # vectors of a tensor cores' product, and those whose sums are put together at a time
 _MOST_PLACES = 128  # of a row that warpgroups take as one: a line of 128 bytes where codes have 8 bits
 _PIECE = 32  # codes that are always of one group
-_ROW_VALUES = 16  # bytes of what an epilogue reads once for a row of the result
+_ROW_VALUES = 16  # bytes; what needs more is read for each result
 _LEAST_STAGES, _MOST_STAGES = 3, 16
 
 
@@ -235,7 +235,11 @@ class ByWarpgroups(CodedRows):
         return self.places
 
     def shared_bytes(self, work: Work) -> int:
-        return super().shared_bytes(work) + (_ROW_VALUES * self.columns(work) if self.turns(work) == 1 else 0)
+        return super().shared_bytes(work) + self.columns(work) * self.row_values(work)
+
+    def row_values(self, work: Work) -> int:
+        """Bytes for what an epilogue reads once for each row of the result: where a tile has all vectors."""
+        return _ROW_VALUES if self.turns(work) == 1 else 0
 
     def extra_bytes(self, work: Work) -> int:
         span, group = self.span(work), work.group

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError
 from npu_text.batching.engine import Chosen, Filling, LaneSampling, LaneSteps, MaskSource, Prefill, Stepped
+from npu_text.batching.scheduler import Scheduler
+from npu_text.batching.texts import Event, Fill, Limits, TextRequest, Turn
 
-__all__ = ["SimulatedEngine", "is_allowed"]
+__all__ = ["SimulatedEngine", "Simulation", "alone", "is_allowed"]
 
 Result = TypeVar("Result")
 _LOOKS_BACK = 12  # tokens that what follows depends on, beside their number
@@ -265,3 +267,71 @@ def _told(logits: NDArray[np.float32], token: int, best: int | None) -> Chosen:
 def is_allowed(mask: NDArray[np.uint32], token: int) -> bool:
     """Whether a mask allows a token."""
     return bool(mask[token // 32] >> np.uint32(token % 32) & np.uint32(1))
+
+
+class Simulation:
+    """A scheduler and its device, turn by turn; the clock counts turns."""
+
+    def __init__(self, engine: SimulatedEngine, limits: Limits | None = None, ahead: bool = False) -> None:
+        self.ahead = ahead  # turns are asked for before the last one is absorbed
+        self.before: Callable[[], None] = lambda: None
+        self.engine, self.scheduler = engine, Scheduler(engine, limits)
+        self.now = 0.0
+        self.events: list[Event] = []
+        self.filling: list[tuple[Fill, Filling]] = []
+
+    def launch(self) -> tuple[Turn, Callable[[], None]]:
+        """One turn; what is called then waits for it, or for the one before."""
+        if not self.scheduler.is_ahead:
+            self.catch_up()
+        turn = self.scheduler.next_turn(self.now)
+        self.now += 1
+        for begin in turn.begins:
+            self.engine.begin(*begin)
+        for fill in turn.fills:
+            for copy in fill.copies:
+                self.engine.copy_page(*copy)
+            self.filling.append((fill, self.engine.prefill(*fill.parts)))
+        step = None if turn.steps is None else self.engine.step(turn.steps)
+
+        def absorb() -> None:
+            stepped = None if step is None else step()
+            done = [entry for entry in self.filling if entry[1].is_done()] or self.filling[: step is None]
+            self.filling = [entry for entry in self.filling if entry not in done]
+            news = self.scheduler.absorb(turn, [(fill, filling()) for fill, filling in done], stepped)
+            self.events += news.events()
+
+        def absorb_before() -> None:
+            self.catch_up()
+            self.before = absorb
+
+        return turn, absorb_before if self.ahead else absorb
+
+    def catch_up(self) -> None:
+        before, self.before = self.before, lambda: None
+        before()
+
+    def turn(self) -> Turn:
+        turn, absorb = self.launch()
+        absorb()
+        return turn
+
+    def run(self) -> None:
+        while self.turn() or self.filling or self.scheduler.started:
+            pass
+
+    def check_all_free(self) -> None:
+        pool = self.scheduler.pool
+        assert (pool.used, pool.promised, self.scheduler.started, self.scheduler.waiting) == (0, 0, 0, 0)
+        pool.forget()
+        assert sorted(pool._free) == list(range(pool.count))
+        assert pool._root.children == {}
+
+
+def alone(request: TextRequest) -> list[int]:
+    """What a text becomes with nobody else there."""
+    simulation = Simulation(SimulatedEngine(lanes=1, pages=16), Limits(share=False))
+    simulation.engine.ending = 7
+    text = simulation.scheduler.submit(request, 0)
+    simulation.run()
+    return text.tokens
