@@ -9,11 +9,13 @@ from typing import Any, cast
 import numpy as np
 
 from cuda_runtime.backend import CUDABackend
-from cuda_runtime.call import Call, Copied, FromHost, InPlace, Input, Narrowed, Rearranged
+from cuda_runtime.call import Call
 from cuda_runtime.device import CUDABuffer, Flag
 from cuda_runtime.given import HOST, Given, span
+from cuda_runtime.inputs import Copied, FromHost, InPlace, Input, Narrowed, Rearranged
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
+from cuda_runtime.streamed import Arrival, Streamed
 from cuda_runtime.tensor import CUDATensor, checked_array, lies_as
 from npu_compiler.artifact.memory import ALIGNMENT
 from npu_compiler.artifact.plan import ExecutionPlan, Role
@@ -67,6 +69,7 @@ class Calls:
         self._faults, self._check_buffer, self._rounded = faults, check_buffer, rounded
         with device.active():
             self._overflow, self._ignored = Flag(device), Flag(device)
+            self._arrival = Arrival(device)
         named = {(buffer.role, buffer.name): i for i, buffer in enumerate(plan.buffers)}
         self._specs = {spec.name: spec for spec in plan.inputs}
         self._inputs = {name: named.get((Role.INPUT, name)) for name in self._specs}
@@ -80,7 +83,7 @@ class Calls:
         self._places = 0
         self._own: dict[str, CUDABuffer] = {}
         self._from_host: dict[Key, FromHost] = {}
-        self._narrowed: dict[str, Narrowed] = {}
+        self._watched: dict[Key, Narrowed | Streamed] = {}
         self._spare: OutputSet | None = None
 
     def find(self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, waits: bool) -> Call:
@@ -95,16 +98,17 @@ class Calls:
         Raises:
             InputError: An input does not fit.
         """
-        narrow = waits and any(each.address == HOST and each.form[1] == np.float32 for each in given)
-        forms = (id(weights), self._workspace.version, narrow, *(each.form for each in given))
-        places = (*forms, *(each.address for each in given))
+        addresses = [each.address for each in given]
+        waits = waits and HOST in addresses
+        forms = (id(weights), self._workspace.version, waits, *[each.form for each in given])
+        places = (*forms, *addresses)
         call = self._calls.get(places)
         if call is not None:
             return call
         anywhere = not self._is_worth_a_call(places, given)
         key = forms if anywhere else places
         if key not in self._calls:
-            made = self._made(values, given, weights, anywhere, narrow)
+            made = self._made(values, given, weights, anywhere, waits)
             if len(self._calls) == _MOST_CALLS:
                 self._calls.popitem(last=False)
             self._calls[key] = made
@@ -131,24 +135,30 @@ class Calls:
         """What conversions of inputs set where a value is too large, see `Conversion.ask`."""
         return self._overflow.array
 
-    def check_overflow(self) -> None:
-        """Raises InputError where an input was too large for the program's data type. All runs are over."""
-        for each in self._narrowed.values():
-            each.check()
+    def refusal(self) -> InputError | None:
+        """What to say where an input was too large for the program's data type. All runs are over."""
+        found = [each.refusal() for each in self._watched.values()]
         if self._overflow.taken():
-            raise InputError(
-                "given an input with values that its data type on the device does not hold: float16 holds up to 65504 "
-                f"({TOO_LARGE_REMEDY}), integers have at most 32 bits"
+            found.append(
+                InputError(
+                    "given an input with values that its data type on the device does not hold: float16 holds up to "
+                    f"65504 ({TOO_LARGE_REMEDY}), integers have at most 32 bits"
+                )
             )
+        return next((each for each in found if each is not None), None)
+
+    def was_late(self) -> bool:
+        """Whether a kernel went on without its input since this was asked last. All runs are over."""
+        return self._arrival.was_late()
 
     def _made(
-        self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool, narrow: bool
+        self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool, waits: bool
     ) -> Call:
         self._check_states(values)
         inputs: list[tuple[int, int, Input]] = []
         arenas = self._workspace.arenas(self._plan)
         for place, (name, number) in enumerate(self._inputs.items()):
-            taken = self._taken(self._specs[name], values[place], given[place], anywhere, narrow)
+            taken = self._taken(self._specs[name], values[place], given[place], anywhere, waits)
             if number is not None:  # else nothing reads it
                 inputs.append((place, number, taken))
         held: Mapping[str, DeviceBuffer] = weights or {}
@@ -160,8 +170,8 @@ class Calls:
                 pointers[number] = cast(CUDABuffer, held[buffer.name]).pointer
             elif buffer.role is Role.FAULTS:
                 pointers[number] = cast(CUDABuffer, self._faults.memory).pointer
-        specs = [value.spec for value in values if isinstance(value, NPUBuffer)]
-        return Call(self._cuda, self._prepared, pointers, inputs, self.overflow, (weights, arenas, specs))
+        kept = weights, arenas, [value.spec for value in values if isinstance(value, NPUBuffer)]
+        return Call(self._cuda, self._prepared, pointers, inputs, self.overflow, self._arrival, kept)
 
     def _check_states(self, values: Sequence[Any]) -> None:
         names, spans = list(self._specs), [span(value) for value in values]
@@ -172,10 +182,10 @@ class Calls:
                         f"input '{source}' is updated in place and shares memory with '{names[other]}'; give it its own"
                     )
 
-    def _taken(self, spec: BufferSpec, value: Any, given: Given, anywhere: bool, narrow: bool) -> Input:
+    def _taken(self, spec: BufferSpec, value: Any, given: Given, anywhere: bool, waits: bool) -> Input:
         """How an input is taken."""
         if isinstance(value, np.ndarray):
-            return self._taken_from_host(spec, value, narrow)
+            return self._taken_from_host(spec, value, waits)
         if isinstance(value, NPUBuffer):
             self._check_buffer(f"input '{spec.name}'", value, spec)
             lies = True
@@ -188,17 +198,20 @@ class Calls:
             return Copied(self._cuda, self._memory(spec), spec, self.overflow)
         return Rearranged(array, self._memory(spec), spec)
 
-    def _taken_from_host(self, spec: BufferSpec, value: np.ndarray[Any, Any], narrow: bool) -> Input:
+    def _taken_from_host(self, spec: BufferSpec, value: np.ndarray[Any, Any], waits: bool) -> Input:
         spec.check(value)  # the form is the dtype and shape; values are looked at on the device
-        if narrow and Narrowed.serves(spec, value):
-            if spec.name not in self._narrowed:
-                checked = spec.name not in self._rounded
-                self._narrowed[spec.name] = Narrowed(self._cuda, self._memory(spec), spec, checked)
-            return self._narrowed[spec.name]
-        key = (spec.name, value.dtype)
+        key, memory, checked = (spec.name, value.dtype), self._memory(spec), spec.name not in self._rounded
+        if waits and not self.states and Streamed.serves(spec, value):  # else a late run could not be run again
+            if key not in self._watched:
+                self._watched[key] = Streamed(self._cuda, memory, spec, value.dtype, checked, self._arrival)
+            return self._watched[key]
+        if waits and Narrowed.serves(spec, value):
+            if key not in self._watched:
+                self._watched[key] = Narrowed(self._cuda, memory, spec, checked)
+            return self._watched[key]
         if key not in self._from_host:
-            flag = self._ignored.array if spec.name in self._rounded else None
-            self._from_host[key] = FromHost(self._cuda, self._memory(spec), spec, value.dtype, flag)
+            flag = None if checked else self._ignored.array
+            self._from_host[key] = FromHost(self._cuda, memory, spec, value.dtype, flag)
         return self._from_host[key]
 
     def _memory(self, spec: BufferSpec) -> CUDABuffer:

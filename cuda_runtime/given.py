@@ -39,7 +39,7 @@ def recognized(value: Any) -> Given | None:
         kind = ("npu", id(value.spec), data.device.ordinal, data.nbytes)
         return Given(kind, data.pointer, data.device.stream.ptr)
     if isinstance(value, np.ndarray):
-        return Given(("numpy", value.dtype, value.shape), HOST, None)
+        return Given(("numpy", value.dtype, value.shape, value.flags.c_contiguous), HOST, None)
     module = type(value).__module__
     if module == "torch" and value.is_cuda:
         ordinal = value.device.index
