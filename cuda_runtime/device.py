@@ -123,7 +123,7 @@ class Flag:
 
     def __init__(self, device: CUDADevice) -> None:
         memory = VisibleBuffer(device, 4)
-        self._content = memory.content.view(np.uint32)
+        self._content = memory.content.data.cast("I")
         self._content[0] = 0
         self.array = memory.array.view(cupy().uint32)
 

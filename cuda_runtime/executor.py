@@ -144,7 +144,8 @@ class CUDAExecutor(Executor):
         kept: Collection[str] = (),
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NPUBuffer]]:
         """As `Executor.run_and_fetch`; small outputs reach the host in the same submission."""
-        check_output_names((*fetched, *kept), self._outputs)
+        check_output_names(fetched, self._outputs)
+        check_output_names(kept, self._outputs)
         if self._tunes:
             self.tune(inputs, weights)
         with self._turn:
@@ -152,10 +153,9 @@ class CUDAExecutor(Executor):
             results = None if outputs is None else self._results_of(outputs, fetched)
             made = self._waited(inputs, weights, outputs, results)
             arrays = {} if results is None else results.arrays()
-            return (
-                {name: arrays[name] if name in arrays else made[name].to_numpy() for name in fetched},
-                {name: made[name] for name in kept},
-            )
+            if len(arrays) != len(fetched):
+                arrays = {name: arrays[name] if name in arrays else made[name].to_numpy() for name in fetched}
+            return arrays, {name: made[name] for name in kept} if kept else {}
 
     def meet_host(self, rounded: Collection[str], dtypes: Mapping[str, DType]) -> None:
         """As `Executor.meet_host`; the device rounds, and makes the outputs' data types."""
@@ -169,13 +169,12 @@ class CUDAExecutor(Executor):
         return self._own_set
 
     def _results_of(self, outputs: OutputSet, fetched: Collection[str]) -> Results | None:
-        names = tuple([name for name in fetched if name in outputs.tensors])
-        key = outputs.key, names
+        key = outputs.key, tuple(fetched)
         if key not in self._results:
             if len(self._results) == _MOST_RESULTS:
                 del self._results[next(iter(self._results))]
-            tensors = {name: outputs.tensors[name] for name in names}
-            self._results[key] = Results(self._cuda, tensors, self._fetched_as) if names else None
+            tensors = {name: outputs.tensors[name] for name in fetched if name in outputs.tensors}
+            self._results[key] = Results(self._cuda, tensors, self._fetched_as) if tensors else None
         return self._results[key]
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], weights: Weights | None = None) -> BoundPlan:
@@ -267,11 +266,11 @@ class CUDAExecutor(Executor):
         if self._unfinished:
             self._abandon()
         values, given = self._recognized(inputs, weights)
-        if not ordered:
-            own = self._own_stream
-            for producer in {each.producer for each in given}:
-                if producer is not None and producer != own:
-                    self._cuda.order(producer, own)
+        last = self._own_stream
+        for each in given:
+            if each.producer is not None and each.producer != last and not ordered:
+                last = each.producer
+                self._cuda.order(last, self._own_stream)
         call = self._calls.find(values, given, weights, waits)
         free = outputs or self._ring.take()
         taken = free or self._calls.spare(self._new_outputs)

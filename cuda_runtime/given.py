@@ -32,14 +32,14 @@ class Given(NamedTuple):
 
 def recognized(value: Any) -> Given | None:
     """What there is to know of a tensor, without touching it; None for kinds that must be adopted each time."""
+    if isinstance(value, np.ndarray):
+        return Given(("numpy", value.dtype, value.shape, value.flags.c_contiguous), HOST, None)
     if isinstance(value, NPUBuffer):
         data = value.data
         if not isinstance(data, CUDABuffer):
             return None
         kind = ("npu", id(value.spec), data.device.ordinal, data.nbytes)
         return Given(kind, data.pointer, data.device.stream.ptr)
-    if isinstance(value, np.ndarray):
-        return Given(("numpy", value.dtype, value.shape, value.flags.c_contiguous), HOST, None)
     module = type(value).__module__
     if module == "torch" and value.is_cuda:
         ordinal = value.device.index

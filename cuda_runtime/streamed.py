@@ -158,9 +158,9 @@ class Arrival:
         try:
             graph.launch(stream)
             for each, value in inputs:
-                at = begun + each.first
-                for source, target in each.sections(value):
-                    _copy_bits(source, each.nothing, target)
+                at, numbers = begun + each.first, each.numbers(value)
+                for part, target in each.targets:
+                    _copy_bits(numbers[part], each.nothing, target)
                     at += 1
                     words[_ARRIVED] = at % _WORDS
         finally:
@@ -182,6 +182,7 @@ class Streamed(Input):
 
     Attributes:
         first: The number of the first section, see `Arrival`.
+        targets: Each section of the array, and where it goes.
         nothing: What leaves numbers as they are when it is or-ed to them.
     """
 
@@ -219,9 +220,9 @@ class Streamed(Input):
         self._blocks = min(_MOST_BLOCKS, ceil_div(count, _THREADS * _EACH))
         self.nothing = _NOTHING[dtype.itemsize]
         self._bits = self.nothing.dtype
-        numbers = self._pinned.content.view(self._bits)
+        pinned = self._pinned.content.view(self._bits)
         bounds = [(start, min(start + self._section, count)) for start in range(0, count, self._section)]
-        self._targets = [(slice(start, stop), numbers[start:stop]) for start, stop in bounds]
+        self.targets = [(slice(start, stop), pinned[start:stop]) for start, stop in bounds]
         self._value: NDArray[Any] | None = None
 
     @staticmethod
@@ -240,10 +241,9 @@ class Streamed(Input):
     def receive(self, value: Any) -> None:
         self._value = value
 
-    def sections(self, value: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """Each section of an array, and where it goes, both as unsigned integers."""
-        numbers = np.asarray(value).reshape(-1).view(self._bits)
-        return [(numbers[part], target) for part, target in self._targets]
+    def numbers(self, value: NDArray[Any]) -> NDArray[Any]:
+        """An array in one dimension, as unsigned integers."""
+        return np.asarray(value).reshape(-1).view(self._bits)
 
     def refusal(self) -> InputError | None:
         """What to say, once the run is over, where the array has numbers that the plan's data type does not hold."""

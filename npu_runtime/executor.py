@@ -112,6 +112,7 @@ class Executor:
         self._inputs = {spec.name: spec for spec in self.plan.inputs}
         self._outputs = frozenset(spec.name for spec in self.plan.outputs)
         self._state = dict(self.plan.state)
+        self._computed = tuple([spec.name for spec in self.plan.outputs if spec.name not in self._state])
         self._needed = {buffer.name: buffer.nbytes for buffer in self.plan.buffers if buffer.role is Role.WEIGHT}
         self._weights: Weights | None = None  # the last that were checked
         self._lock = self._workspace.lock
@@ -161,7 +162,7 @@ class Executor:
         Raises:
             NPUError: As `run` does.
         """
-        return self.run_and_fetch(inputs, weights, [s.name for s in self.plan.outputs if s.name not in self._state])[0]
+        return self.run_and_fetch(inputs, weights, self._computed)[0]
 
     def run_and_fetch(
         self,

@@ -87,8 +87,8 @@ def test_the_graph_is_launched_ahead_of_the_arrays(
 ) -> None:
     inputs, order = _arrays(rng), []
     executor.compute(inputs)
-    sections, launched = Streamed.sections, executor._cuda.stream.ask
-    monkeypatch.setattr(Streamed, "sections", lambda *given: order.append("filled") or sections(*given))
+    numbers, launched = Streamed.numbers, executor._cuda.stream.ask
+    monkeypatch.setattr(Streamed, "numbers", lambda *given: order.append("filled") or numbers(*given))
     monkeypatch.setattr(executor._cuda.stream, "ask", lambda work: order.append("launched") or launched(work))
     executor.compute(inputs)
     assert order[0] == "launched"
