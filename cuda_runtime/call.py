@@ -32,15 +32,14 @@ class Results:
         tensors: The outputs, as `CUDATensor`.
         dtypes: Their data types on the host, where these are not those that the model declares.
         """
-        self._device = device
+        self._device, self._names = device, list(tensors)
         self._conversions: list[Conversion] = []
-        self._visible: dict[str, NDArray[Any] | None] = {}
+        self._visible: dict[str, NDArray[Any]] = {}
         self._large: dict[str, tuple[CUDABuffer, BufferSpec]] = {}
         for name, tensor in tensors.items():
             kind = dtypes.get(name, tensor.spec.host_dtype)
             spec = BufferSpec(name, kind, kind, dense(tensor.spec.shape))
             memory = staging_memory(device, spec.nbytes)
-            self._visible[name] = None
             if isinstance(memory, VisibleBuffer):
                 self._visible[name] = memory.content.view(spec.dtype.numpy).reshape(spec.shape)
             else:
@@ -53,16 +52,12 @@ class Results:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The outputs as new arrays, once the device is done."""
-        return {
-            name: self._downloaded(name) if visible is None else visible.copy()
-            for name, visible in self._visible.items()
-        }
-
-    def _downloaded(self, name: str) -> NDArray[Any]:
-        memory, spec = self._large[name]
-        with self._device.active():
-            flat = self._device.staging.download(memory.pointer, spec.nbytes)
-        return flat.view(spec.dtype.numpy).reshape(spec.shape)
+        found = {name: array.copy() for name, array in self._visible.items()}
+        for name, (memory, spec) in self._large.items():
+            with self._device.active():
+                flat = self._device.staging.download(memory.pointer, spec.nbytes)
+            found[name] = flat.view(spec.dtype.numpy).reshape(spec.shape)
+        return {name: found[name] for name in self._names} if self._large else found
 
 
 class Call:

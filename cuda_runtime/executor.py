@@ -88,7 +88,7 @@ class CUDAExecutor(Executor):
         self._own_set: OutputSet | None = None
         self._in_flight = InFlight(self._cuda)
         self._latest: tuple[Any, object] | None = None
-        self._unfinished = False  # whether something came in between a launch and its end
+        self._unfinished: object = None  # what a run reads and writes that is to be waited for, until it is over
 
     def run(  # type: ignore[override]  # inputs may be more than NPUBuffer
         self,
@@ -230,13 +230,18 @@ class CUDAExecutor(Executor):
         self, inputs: Mapping[str, Any], weights: Weights | None, outputs: OutputSet | None, results: Results | None
     ) -> dict[str, CUDATensor]:
         """A run that is over."""
-        made = self._launch(inputs, weights, outputs, results, waits=True)
+        try:
+            made = self._launch(inputs, weights, outputs, results, waits=True)
+        except BaseException:  # while the device may be running already
+            if self._unfinished is not None:
+                self._abandon()
+            raise
         self._prepared.wait()
         if self._calls.was_late():
             self._abandon()
             made = self._launch(inputs, weights, outputs, results, waits=False)
             self._prepared.wait()
-        self._unfinished = False
+        self._unfinished = None
         self._in_flight.clear()
         refusal = self._calls.refusal()
         self._faults.look()
@@ -251,7 +256,7 @@ class CUDAExecutor(Executor):
         self._calls.refusal()
         with suppress(NPUError):
             self._faults.look()
-        self._unfinished = False
+        self._unfinished = None
 
     def _launch(
         self,
@@ -263,7 +268,7 @@ class CUDAExecutor(Executor):
         waits: bool,
         ordered: bool = False,
     ) -> dict[str, CUDATensor]:
-        if self._unfinished:
+        if self._unfinished is not None:
             self._abandon()
         values, given = self._recognized(inputs, weights)
         last = self._own_stream
@@ -274,7 +279,7 @@ class CUDAExecutor(Executor):
         call = self._calls.find(values, given, weights, waits)
         free = outputs or self._ring.take()
         taken = free or self._calls.spare(self._new_outputs)
-        self._unfinished = waits
+        self._unfinished = (values, taken) if waits else None
         if self._state:
             states = {source: values[number] for number, source in self._calls.states}
             with self._updating(states):

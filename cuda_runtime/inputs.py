@@ -23,6 +23,7 @@ from npu_runtime.buffer import NPUBuffer
 __all__ = ["Copied", "FromHost", "InPlace", "Input", "Narrowed", "Overflow", "Rearranged", "staging_memory"]
 
 _MOST_PINNED = 1 << 28  # bytes of a host's array that is made narrower in pinned memory of its own
+_WORTHWHILE = 1 << 17  # bytes; fewer take PyTorch's threads longer to begin than to send
 _SECTION = 2 << 20  # elements that are sent while the next ones are made
 
 Overflow = Any  # a CuPy array on pinned memory, see `Conversion.ask`
@@ -146,7 +147,9 @@ class Narrowed(Input):
         """
         self.pointer, self._device, self._spec, self._checked = memory.pointer, device, spec, checked
         self._size = prod(spec.shape) * spec.dtype.size
-        self._pinned, self._crossed = device.allocate_visible(self._size), device.allocate(self._size)
+        self._pinned = device.allocate_visible(self._size)
+        is_small = self._size <= SMALL_BYTES
+        self._crossed = self._pinned if is_small else device.allocate(self._size)
         torch = sys.modules["torch"]
         with torch.inference_mode(False):  # such tensors may be written to in that mode and outside of it
             narrow = tensor_at(self._pinned.pointer, self._size).view(getattr(torch, spec.dtype.name))
@@ -154,13 +157,15 @@ class Narrowed(Input):
         with device.active():
             source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
-        self.conversion = Conversion(source, memory.view(spec), flag=self._infinite.array, notes_infinity=True)
+        self.conversion = Conversion(
+            source, memory.view(spec), from_host=is_small, flag=self._infinite.array, notes_infinity=True
+        )
         self._value: Any = None
 
     @staticmethod
     def serves(spec: BufferSpec, value: NDArray[Any]) -> bool:
         """Whether an array may come so."""
-        is_worthwhile = SMALL_BYTES < value.nbytes <= _MOST_PINNED
+        is_worthwhile = _WORTHWHILE <= value.nbytes <= _MOST_PINNED
         narrower = value.dtype == np.float32 and spec.dtype.is_float and spec.dtype.size == 2
         return is_worthwhile and narrower and value.flags.c_contiguous and by_torch()
 
@@ -170,8 +175,9 @@ class Narrowed(Input):
         to, begin = self._crossed.pointer, self._pinned.pointer
         for source, target in zip(flat_tensor(value).split(_SECTION), self._targets, strict=True):
             target.copy_(source)
-            runtime.memcpyAsync(to + at, begin + at, target.nbytes, runtime.memcpyDefault, stream.ptr)
-            at += target.nbytes
+            if to != begin:
+                runtime.memcpyAsync(to + at, begin + at, target.nbytes, runtime.memcpyDefault, stream.ptr)
+                at += target.nbytes
         self._value = value
 
     def launched(self, stream: Any) -> None:

@@ -49,7 +49,7 @@ class _Array(np.ndarray[Any, Any]):
     """As CuPy's, in memory of the host."""
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         return SimpleNamespace(ptr=self.ctypes.data, mem=self.base)
 
     @property
@@ -133,9 +133,8 @@ class _Kernel:
         self.kinds = [_C_TYPES[kind] for kind in re.findall(r"typedef (.*) (?:Source|Target);", text)]
         self.entry = entry
 
-    def launch(
-        self, _grid: Any, _block: Any, _cluster: Any, _shared: int, values: Any, params: bytes, stream: int, _early: bool
-    ) -> None:
+    def launch(self, *given: Any) -> None:
+        *_, values, params, stream, _ = given
         work = self._stream if self.entry == "convert_streamed" else self._convert
         _streams[stream].ask(partial(work, values, params))
 
