@@ -6,7 +6,8 @@ import platform
 import struct
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,10 @@ __all__ = ["Arrival", "Streamed", "streamed_text"]
 
 _LEAST_BYTES = 1 << 16  # what is smaller is there sooner than a graph begins
 _SECTION_BYTES = 1 << 17
-_PATIENCE = 20_000_000  # nanoseconds that a kernel waits; a host that does nothing else is done after 50,000
+_PATIENCE = 50_000_000  # nanoseconds that a kernel waits; a host that does nothing else is done after 50,000
+# Nanoseconds after which all that is left is one section: each may cost the interpreter's lock, for 5 ms where other
+# threads compute.
+_HELD_UP = 1_000_000
 # A waiting kernel leaves room for all others, and what it has on its way fills the bus: 64 KiB and more.
 _MOST_BLOCKS, _THREADS, _EACH = 32, 256, 4
 
@@ -157,12 +161,16 @@ class Arrival:
         words[_BEGUN] = begun
         try:
             graph.launch(stream)
+            soon = perf_counter_ns() + _HELD_UP
             for each, value in inputs:
-                at, numbers = begun + each.first, each.numbers(value)
-                for part, target in each.targets:
+                before, numbers = begun + each.first, each.numbers(value)
+                for section, rest in each.targets:
+                    is_held_up = perf_counter_ns() > soon
+                    part, target, arrived = rest if is_held_up else section
                     _copy_bits(numbers[part], each.nothing, target)
-                    at += 1
-                    words[_ARRIVED] = at % _WORDS
+                    words[_ARRIVED] = (before + arrived) % _WORDS
+                    if is_held_up:
+                        break
         finally:
             words[_ARRIVED] = end  # nothing is called here, so that no second interrupt comes in between
 
@@ -174,6 +182,14 @@ class Arrival:
         return True
 
 
+class _Target(NamedTuple):
+    """A part of an array, where it goes, and how many sections are then there."""
+
+    part: slice
+    pinned: NDArray[Any]
+    arrived: int
+
+
 class Streamed(Input):
     """Copied into pinned memory section by section, behind the launch of the graph whose first kernel reads it there.
 
@@ -182,7 +198,7 @@ class Streamed(Input):
 
     Attributes:
         first: The number of the first section, see `Arrival`.
-        targets: Each section of the array, and where it goes.
+        targets: Each section of the array, and all of the array from there on.
         nothing: What leaves numbers as they are when it is or-ed to them.
     """
 
@@ -221,8 +237,11 @@ class Streamed(Input):
         self.nothing = _NOTHING[dtype.itemsize]
         self._bits = self.nothing.dtype
         pinned = self._pinned.content.view(self._bits)
-        bounds = [(start, min(start + self._section, count)) for start in range(0, count, self._section)]
-        self.targets = [(slice(start, stop), pinned[start:stop]) for start, stop in bounds]
+        self.targets: list[tuple[_Target, _Target]] = []
+        for number in range(sections):
+            here = slice(number * self._section, min((number + 1) * self._section, count))
+            rest = slice(here.start, count)
+            self.targets.append((_Target(here, pinned[here], number + 1), _Target(rest, pinned[rest], sections)))
         self._value: NDArray[Any] | None = None
 
     @staticmethod

@@ -20,11 +20,18 @@ from cuda_runtime.cupy_api import cupy
 from cuda_runtime.streamed import Arrival, Streamed, streamed_text
 from npu_compiler.errors import DeviceError, InputError
 from npu_compiler.integers import ceil_div
+from npu_runtime import Device
 from tests.cuda.kernels import compile_together
 from tests.cuda.pretended import PretendedBackend, pretended_cupy
 from tests.ops.cases import case, floats
 
 SHAPE = (1, 3, 150, 201)
+
+
+@pytest.fixture(autouse=True)
+def whatever_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is held up but by what a test does."""
+    monkeypatch.setattr(streamed, "_HELD_UP", 10_000_000_000)
 
 
 @pytest.fixture
@@ -213,6 +220,27 @@ def test_a_run_that_waited_in_vain_is_run_again(
     np.testing.assert_array_equal(_only(executor.compute(inputs)), _sum(inputs))
 
 
+def test_who_is_held_up_copies_the_rest_at_once(
+    executor: CUDAExecutor, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each section may cost the interpreter's lock, which threads that compute keep for 5 ms."""
+    inputs = _arrays(rng)
+    executor.compute(inputs)
+    copied: list[int] = []
+
+    def copy(source: NDArray[Any], *given: Any) -> None:
+        copied.append(source.size)
+        time.sleep(0.002)
+        np.bitwise_or(source, *given)
+
+    monkeypatch.setattr(streamed, "_copy_bits", copy)
+    monkeypatch.setattr(streamed, "_HELD_UP", 1_000_000)
+    inputs["x1"] += 1
+    np.testing.assert_array_equal(_only(executor.compute(inputs)), _sum(inputs))
+    section, size = streamed._SECTION_BYTES // 4, inputs["x0"].size
+    assert copied == [section, size - section, size]
+
+
 def test_numbers_that_are_too_large_are_refused_once(executor: CUDAExecutor, rng: np.random.Generator) -> None:
     inputs = _arrays(rng)
     for name in inputs:
@@ -284,3 +312,31 @@ def test_a_launch_that_is_refused_leaves_nothing_that_waits(backend: PretendedBa
     with pytest.raises(DeviceError, match="refused"):
         arrival.launch(_Refused(), None, [])
     assert list(arrival._words) == [0, 5, 0]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [SHAPE, (40_001,), (5, 7, 11, 90)], ids=str)
+def test_a_device_reads_what_arrives(
+    device: Device, rng: np.random.Generator, kind: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quickly filled, slowly, too late, and not at all."""
+    ir = case("add.Tensor", floats(*shape), floats(*shape)).ir(torch.float16)
+    executor = CUDAExecutor(npu_compiler.compile(ir, target="cuda"), device)
+    inputs = {name: rng.standard_normal(shape).astype(kind) for name in ("x0", "x1")}
+    for pause in (0.0, 0.0, 1e-4, 1e-3, 0.06, 0.0):
+
+        def copy(*given: Any, pause: float = pause) -> None:
+            time.sleep(pause)
+            np.bitwise_or(*given)
+
+        monkeypatch.setattr(streamed, "_copy_bits", copy)
+        inputs["x0"][...] = rng.standard_normal(shape)
+        np.testing.assert_array_equal(_only(executor.compute(inputs)), _sum(inputs))
+        np.testing.assert_array_equal(_only(executor.run(inputs)).to_numpy(), _sum(inputs))
+    assert len(_streams(executor)) == 2
+    for at in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            _fails(patch, at, KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                executor.compute(inputs)
+        np.testing.assert_array_equal(_only(executor.compute(inputs)), _sum(inputs))
