@@ -125,7 +125,7 @@ class Arrival:
 
     Sections are counted through all runs, modulo 2^32, so that nothing is ever set back. A kernel that has waited for
     too long goes on, so that the device is never blocked: by a thread that is held up, by another one that waits for
-    the device while it has the interpreter's lock, by a debugger. `was_late` then says so, and the results are not used.
+    the device while it has the interpreter's lock, by a debugger. `was_late` then says so, and nobody uses the results.
 
     Attributes:
         pointer: The address of the words.
