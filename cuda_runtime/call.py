@@ -14,7 +14,6 @@ from cuda_runtime.device import CUDABuffer, VisibleBuffer
 from cuda_runtime.inputs import Input, Overflow, staging_memory
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
-from cuda_runtime.streamed import Arrival, Streamed
 from npu_compiler.dtypes import DType
 from npu_compiler.tensor.layout import BufferSpec, dense
 
@@ -70,7 +69,6 @@ class Call:
         pointers: Sequence[int],
         inputs: Sequence[tuple[int, int, Input]],
         overflow: Overflow,
-        arrival: Arrival,
         kept: object,
     ) -> None:
         """Args:
@@ -79,16 +77,12 @@ class Call:
         pointers: The address of each of the plan's buffers; those of inputs and outputs are filled in.
         inputs: How inputs are taken: their places among the values, the numbers of their buffers, and the ways.
         overflow: What is set where a value of theirs is too large.
-        arrival: What says how much of those is there that are filled behind the launch.
         kept: What must live as long as the call.
         """
         self._device, self._plan, self._overflow, self._kept = device, plan, overflow, kept
         self._pointers, self._inputs = list(pointers), tuple((place, each) for place, _, each in inputs)
         for _, number, each in inputs:
             self._pointers[number] = each.pointer
-        self._arrival = arrival
-        streamed = [(place, each) for place, each in self._inputs if isinstance(each, Streamed)]
-        self._streamed = sorted(streamed, key=lambda taken: taken[1].first)
         self._graphs: OrderedDict[object, Any] = OrderedDict()
 
     def launch(
@@ -114,10 +108,7 @@ class Call:
             if len(self._graphs) == _MAX_GRAPHS:
                 self._graphs.popitem(last=False)
             graph = self._graphs[key] = self._captured(numbers, outputs, results)
-        if graph is not None and self._streamed:
-            given = [(each, values[place]) for place, each in self._streamed]
-            self._arrival.launch(graph, self._device.stream, given)
-        elif graph is not None:
+        if graph is not None:
             graph.launch(self._device.stream)
         for _, each in self._inputs:
             each.launched(self._device.stream)
@@ -131,8 +122,6 @@ class Call:
         def ask() -> None:
             stream = self._device.second_stream
             ask_all([each.conversion for _, each in self._inputs if each.conversion], stream, self._overflow)
-            for _, each in self._streamed:
-                each.ask(stream)
             self._plan.ask(pointers, False)
             if results is not None:
                 results.ask(stream, self._overflow)

@@ -15,7 +15,6 @@ from cuda_runtime.given import HOST, Given, span
 from cuda_runtime.inputs import Copied, FromHost, InPlace, Input, Narrowed, Rearranged
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
-from cuda_runtime.streamed import Arrival, Streamed
 from cuda_runtime.tensor import CUDATensor, checked_array, lies_as
 from npu_compiler.artifact.memory import ALIGNMENT
 from npu_compiler.artifact.plan import ExecutionPlan, Role
@@ -69,7 +68,6 @@ class Calls:
         self._faults, self._check_buffer, self._rounded = faults, check_buffer, rounded
         with device.active():
             self._overflow, self._ignored = Flag(device), Flag(device)
-            self._arrival = Arrival(device)
         named = {(buffer.role, buffer.name): i for i, buffer in enumerate(plan.buffers)}
         self._specs = {spec.name: spec for spec in plan.inputs}
         self._inputs = {name: named.get((Role.INPUT, name)) for name in self._specs}
@@ -83,7 +81,7 @@ class Calls:
         self._places = 0
         self._own: dict[str, CUDABuffer] = {}
         self._from_host: dict[Key, FromHost] = {}
-        self._watched: dict[Key, Narrowed | Streamed] = {}
+        self._narrowed: dict[str, Narrowed] = {}
         self._spare: OutputSet | None = None
         self._latest: tuple[object, Call] | None = None
 
@@ -103,8 +101,8 @@ class Calls:
         if self._latest is not None and asked == self._latest[0]:
             return self._latest[1]
         addresses = [each.address for each in given]
-        waits = waits and HOST in addresses
-        forms = (id(weights), self._workspace.version, waits, *[each.form for each in given])
+        narrow = waits and any(each.address == HOST and each.form[1] == np.float32 for each in given)
+        forms = (id(weights), self._workspace.version, narrow, *[each.form for each in given])
         places = (*forms, *addresses)
         call = self._calls.get(places)
         if call is not None:
@@ -113,7 +111,7 @@ class Calls:
         anywhere = not self._is_worth_a_call(places, given)
         key = forms if anywhere else places
         if key not in self._calls:
-            made = self._made(values, given, weights, anywhere, waits)
+            made = self._made(values, given, weights, anywhere, narrow)
             if len(self._calls) == _MOST_CALLS:
                 self._calls.popitem(last=False)
             self._calls[key] = made
@@ -143,7 +141,7 @@ class Calls:
     def refusal(self) -> InputError | None:
         """What to say where an input was too large for the program's data type. All runs are over."""
         found = None
-        for each in self._watched.values():
+        for each in self._narrowed.values():
             error = each.refusal()  # every one of them, as this ends what it knows of the run
             found = found or error
         if self._overflow.taken():
@@ -153,18 +151,14 @@ class Calls:
             )
         return found
 
-    def was_late(self) -> bool:
-        """Whether a kernel went on without its input since this was asked last. All runs are over."""
-        return self._arrival.was_late()
-
     def _made(
-        self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool, waits: bool
+        self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool, narrow: bool
     ) -> Call:
         self._check_states(values)
         inputs: list[tuple[int, int, Input]] = []
         arenas = self._workspace.arenas(self._plan)
         for place, (name, number) in enumerate(self._inputs.items()):
-            taken = self._taken(self._specs[name], values[place], given[place], anywhere, waits)
+            taken = self._taken(self._specs[name], values[place], given[place], anywhere, narrow)
             if number is not None:  # else nothing reads it
                 inputs.append((place, number, taken))
         held: Mapping[str, DeviceBuffer] = weights or {}
@@ -177,7 +171,7 @@ class Calls:
             elif buffer.role is Role.FAULTS:
                 pointers[number] = cast(CUDABuffer, self._faults.memory).pointer
         kept = weights, arenas, [value.spec for value in values if isinstance(value, NPUBuffer)]
-        return Call(self._cuda, self._prepared, pointers, inputs, self.overflow, self._arrival, kept)
+        return Call(self._cuda, self._prepared, pointers, inputs, self.overflow, kept)
 
     def _check_states(self, values: Sequence[Any]) -> None:
         names, spans = list(self._specs), [span(value) for value in values]
@@ -188,10 +182,10 @@ class Calls:
                         f"input '{source}' is updated in place and shares memory with '{names[other]}'; give it its own"
                     )
 
-    def _taken(self, spec: BufferSpec, value: Any, given: Given, anywhere: bool, waits: bool) -> Input:
+    def _taken(self, spec: BufferSpec, value: Any, given: Given, anywhere: bool, narrow: bool) -> Input:
         """How an input is taken."""
         if isinstance(value, np.ndarray):
-            return self._taken_from_host(spec, value, waits)
+            return self._taken_from_host(spec, value, narrow)
         if isinstance(value, NPUBuffer):
             self._check_buffer(f"input '{spec.name}'", value, spec)
             lies = True
@@ -204,17 +198,13 @@ class Calls:
             return Copied(self._cuda, self._memory(spec), spec, self.overflow)
         return Rearranged(array, self._memory(spec), spec)
 
-    def _taken_from_host(self, spec: BufferSpec, value: np.ndarray[Any, Any], waits: bool) -> Input:
+    def _taken_from_host(self, spec: BufferSpec, value: np.ndarray[Any, Any], narrow: bool) -> Input:
         spec.check(value)  # the form is the dtype and shape; values are looked at on the device
         key, memory, checked = (spec.name, value.dtype), self._memory(spec), spec.name not in self._rounded
-        if waits and not self.states and Streamed.serves(spec, value):  # else a late run could not be run again
-            if key not in self._watched:
-                self._watched[key] = Streamed(self._cuda, memory, spec, value.dtype, checked, self._arrival)
-            return self._watched[key]
-        if waits and Narrowed.serves(spec, value):
-            if key not in self._watched:
-                self._watched[key] = Narrowed(self._cuda, memory, spec, checked)
-            return self._watched[key]
+        if narrow and Narrowed.serves(spec, value):
+            if spec.name not in self._narrowed:
+                self._narrowed[spec.name] = Narrowed(self._cuda, memory, spec, checked)
+            return self._narrowed[spec.name]
         if key not in self._from_host:
             flag = None if checked else self._ignored.array
             self._from_host[key] = FromHost(self._cuda, memory, spec, value.dtype, flag)

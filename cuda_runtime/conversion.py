@@ -14,20 +14,17 @@ from cuda_runtime.kernel_cache import compiled_kernels
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.integers import ceil_div
 
-__all__ = [
-    *("MOST_DIMENSIONS", "Conversion", "ask_all", "conversion_text", "joined_dimensions", "kernel_of", "numbers_text"),
-    "tensor_struct",
-]
+__all__ = ["Conversion", "ask_all", "conversion_text"]
 
 _BLOCK = 256
-MOST_DIMENSIONS = 8  # of those that are left where neighbours are joined
+_MOST_DIMENSIONS = 8  # of those that are left where neighbours are joined
 _SMALL = 1 << 31  # elements, up to which indices have 32 bits
 
 _SIDE, _LEAST_SIDE = 64, 16  # of the squares in which a tensor is turned, and of one for which that is worth it
 _TURNED = 1 << 18  # elements from which on squares keep all multiprocessors busy
 _TOGETHER = 1 << 16  # elements of a tensor that is converted in one launch with others
 _BATCH = 8  # tensors of a launch, the most
-_LAYOUT = f"<QQQ{MOST_DIMENSIONS}q{MOST_DIMENSIONS}q{MOST_DIMENSIONS}Ii4x"
+_LAYOUT = f"<QQQ{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}Ii4x"
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 Dimension = tuple[int, int, int]  # size, stride in the source, stride in the target
@@ -45,7 +42,7 @@ _STORED = {
     "float32": ("float", "float"),
     "float64": ("double", "double"),
 }
-_NUMBERS = """
+_TEXT = """
 struct half_bits { unsigned short bits; };
 struct bfloat_bits { unsigned short bits; };
 
@@ -92,8 +89,6 @@ struct Tensor {
   unsigned sizes[MOST];
   int rank;
 };
-"""
-_KERNELS = """
 struct Batch {
   Tensor tensors[BATCH];
 };
@@ -245,8 +240,8 @@ class _Part(NamedTuple):
 
 
 def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity: bool) -> Iterator[_Part]:
-    dimensions = joined_dimensions(source, target, from_host)
-    if len(dimensions) > MOST_DIMENSIONS:
+    dimensions = _joined(source, target, from_host)
+    if len(dimensions) > _MOST_DIMENSIONS:
         for row in zip(source, target, strict=True):
             yield from _parts(*row, from_host, flag, notes_infinity)
         return
@@ -256,9 +251,12 @@ def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity:
         *outer, (rows, _, _), (columns, _, _) = dimensions = turned
         blocks = prod(size for size, _, _ in outer) * ceil_div(rows, _SIDE) * ceil_div(columns, _SIDE)
         entry = "convert_turned"
-    described = tensor_struct(source, target, dimensions)
+    rest = [0] * (_MOST_DIMENSIONS - len(dimensions))
+    sizes, reads, writes = ([each[part] for each in dimensions] + rest for part in range(3))
+    places = source.data.ptr, target.data.ptr
+    described = struct.pack(_LAYOUT, *places, count, *reads, *writes, *sizes, len(dimensions))
     text = conversion_text(str(source.dtype), str(target.dtype), notes_infinity=notes_infinity)
-    kernel = kernel_of(target.device.id, text, entry)
+    kernel = _kernel(target.device.id, text, entry)
     yield _Part(kernel, 0 if flag is None else flag.data.ptr, described, count, blocks)
 
 
@@ -285,41 +283,24 @@ def _launch(parts: Sequence[_Part], stream: Any, overflow: Any) -> None:
 
 def conversion_text(source: str, target: str, *, notes_infinity: bool = False) -> str:
     """CUDA C++ from one dtype to another, by their names: ``convert_small``, ``convert_large``, ``convert_turned``."""
-    return (
-        f"#define BATCH {_BATCH}\n#define SIDE {_SIDE}\n#define THREADS {_BLOCK}\n"
-        f"{numbers_text(source, target, notes_infinity=notes_infinity)}{_KERNELS}"
-    )
-
-
-def numbers_text(source: str, target: str, *, notes_infinity: bool = False) -> str:
-    """What kernels from one dtype to another have in common: ``read``, ``write``, ``is_lost`` and ``Tensor``."""
     (read, first), (written, second) = _STORED[source], _STORED[target]
     number = "double" if "double" in (first, second) else first
     return (
-        f"#define MOST {MOST_DIMENSIONS}\n#define NOTES_INFINITY {int(notes_infinity)}\n"
+        f"#define MOST {_MOST_DIMENSIONS}\n#define BATCH {_BATCH}\n#define NOTES_INFINITY {int(notes_infinity)}\n"
+        f"#define SIDE {_SIDE}\n#define THREADS {_BLOCK}\n"
         "struct half_bits;\nstruct bfloat_bits;\n"
-        f"typedef {number} number;\ntypedef {read} Source;\ntypedef {written} Target;\n{_NUMBERS}"
+        f"typedef {number} number;\ntypedef {read} Source;\ntypedef {written} Target;\n{_TEXT}"
     )
 
 
-def tensor_struct(source: Any, target: Any, dimensions: Sequence[Dimension]) -> bytes:
-    """``Tensor`` of `numbers_text` for CuPy arrays and their joined dimensions."""
-    count = prod(size for size, _, _ in dimensions)
-    rest = [0] * (MOST_DIMENSIONS - len(dimensions))
-    sizes, reads, writes = ([each[part] for each in dimensions] + rest for part in range(3))
-    places = source.data.ptr, target.data.ptr
-    return struct.pack(_LAYOUT, *places, count, *reads, *writes, *sizes, len(dimensions))
-
-
 @cache
-def kernel_of(ordinal: int, text: str, entry: str) -> Kernel:
-    """A kernel of a translation unit, compiled where it is new and loaded on a device."""
+def _kernel(ordinal: int, text: str, entry: str) -> Kernel:
     with cupy().cuda.Device(ordinal) as device:
         (code,) = compiled_kernels([KernelSource(entry, text)], int(device.compute_capability))
         return Module(code).kernel(entry, 0)
 
 
-def joined_dimensions(source: Any, target: Any, by_source: bool) -> list[Dimension]:
+def _joined(source: Any, target: Any, by_source: bool) -> list[Dimension]:
     """The dimensions of two arrays by falling stride in one of them, neighbours that lie alike in both joined."""
     every = zip(source.shape, source.strides, target.strides, strict=True)
     dimensions = [(n, a // source.itemsize, b // target.itemsize) for n, a, b in every if n != 1]

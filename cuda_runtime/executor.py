@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from typing import Any, cast
 
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from cuda_runtime.tensor import CUDATensor
 from cuda_runtime.tuning import Tuner
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import DType
-from npu_compiler.errors import DeviceError, InputError, NPUError, TargetMismatchError
+from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend, BoundPlan
 from npu_runtime.buffer import NPUBuffer, is_device_tensor, is_host_array
@@ -88,7 +87,6 @@ class CUDAExecutor(Executor):
         self._own_set: OutputSet | None = None
         self._in_flight = InFlight(self._cuda)
         self._latest: tuple[Any, object] | None = None
-        self._unfinished: object = None  # what a run reads and writes that is to be waited for, until it is over
 
     def run(  # type: ignore[override]  # inputs may be more than NPUBuffer
         self,
@@ -129,11 +127,11 @@ class CUDAExecutor(Executor):
             if stream is not None:
                 self._cuda.order(stream, self._own_stream)
             given = self._checked_outputs(outputs, inputs) if outputs is not None else None
-            if stream is None and sync:
-                return self._waited(inputs, weights, given, None)
-            made = self._launch(inputs, weights, given, None, waits=False, ordered=stream is not None)
+            made = self._launch(inputs, weights, given, None, waits=sync and stream is None, ordered=stream is not None)
             if stream is not None:
                 self._cuda.order(self._own_stream, stream)
+            elif sync:
+                self._wait()
             return made
 
     def run_and_fetch(
@@ -151,7 +149,8 @@ class CUDAExecutor(Executor):
         with self._turn:
             outputs = self._ring.take() if kept else self._fetched_only()
             results = None if outputs is None else self._results_of(outputs, fetched)
-            made = self._waited(inputs, weights, outputs, results)
+            made = self._launch(inputs, weights, outputs, results, waits=True)
+            self._wait()
             arrays = {} if results is None else results.arrays()
             if len(arrays) != len(fetched):
                 arrays = {name: arrays[name] if name in arrays else made[name].to_numpy() for name in fetched}
@@ -226,38 +225,6 @@ class CUDAExecutor(Executor):
         if self._latest[0] is not None:
             self._latest[0].launch(self._cuda.stream)
 
-    def _waited(
-        self, inputs: Mapping[str, Any], weights: Weights | None, outputs: OutputSet | None, results: Results | None
-    ) -> dict[str, CUDATensor]:
-        """A run that is over."""
-        try:
-            made = self._launch(inputs, weights, outputs, results, waits=True)
-        except BaseException:  # while the device may be running already
-            if self._unfinished is not None:
-                self._abandon()
-            raise
-        self._prepared.wait()
-        if self._calls.was_late():
-            self._abandon()
-            made = self._launch(inputs, weights, outputs, results, waits=False)
-            self._prepared.wait()
-        self._unfinished = None
-        self._in_flight.clear()
-        refusal = self._calls.refusal()
-        self._faults.look()
-        if refusal is not None:
-            raise refusal
-        return made
-
-    def _abandon(self) -> None:
-        """Waits for a run whose inputs never came whole; nobody is told what it found in them."""
-        self._prepared.wait()
-        self._calls.was_late()
-        self._calls.refusal()
-        with suppress(NPUError):
-            self._faults.look()
-        self._unfinished = None
-
     def _launch(
         self,
         inputs: Mapping[str, Any],
@@ -268,8 +235,6 @@ class CUDAExecutor(Executor):
         waits: bool,
         ordered: bool = False,
     ) -> dict[str, CUDATensor]:
-        if self._unfinished is not None:
-            self._abandon()
         values, given = self._recognized(inputs, weights)
         last = self._own_stream
         for each in given:
@@ -279,7 +244,6 @@ class CUDAExecutor(Executor):
         call = self._calls.find(values, given, weights, waits)
         free = outputs or self._ring.take()
         taken = free or self._calls.spare(self._new_outputs)
-        self._unfinished = (values, taken) if waits else None
         if self._state:
             states = {source: values[number] for number, source in self._calls.states}
             with self._updating(states):
@@ -323,6 +287,14 @@ class CUDAExecutor(Executor):
         if name not in self._calls.state_outputs and is_host_array(value):
             return as_array(value, f"input '{name}'")
         return self._adopted(name, value)
+
+    def _wait(self) -> None:
+        self._prepared.wait()
+        self._in_flight.clear()
+        refusal = self._calls.refusal()  # ahead of what raises: it ends what is known of this run's inputs
+        self._faults.look()
+        if refusal is not None:
+            raise refusal
 
     def _new_outputs(self) -> dict[str, CUDATensor]:
         return {

@@ -152,8 +152,8 @@ class Narrowed(Input):
         self._crossed = self._pinned if is_small else device.allocate(self._size)
         torch = sys.modules["torch"]
         with torch.inference_mode(False):  # such tensors may be written to in that mode and outside of it
-            narrow = tensor_at(self._pinned.pointer, self._size).view(getattr(torch, spec.dtype.name))
-            self._targets = narrow.split(_SECTION)
+            self._target = tensor_at(self._pinned.pointer, self._size).view(getattr(torch, spec.dtype.name))
+            self._sections = self._target.split(_SECTION)
         with device.active():
             source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
@@ -171,14 +171,19 @@ class Narrowed(Input):
 
     def receive(self, value: Any) -> None:
         self._read.synchronize()  # the run before may still have to read what lies there
-        runtime, stream, at = cupy().cuda.runtime, self._device.stream, 0
-        to, begin = self._crossed.pointer, self._pinned.pointer
-        for source, target in zip(flat_tensor(value).split(_SECTION), self._targets, strict=True):
-            target.copy_(source)
-            if to != begin:
-                runtime.memcpyAsync(to + at, begin + at, target.nbytes, runtime.memcpyDefault, stream.ptr)
-                at += target.nbytes
+        if self._crossed is self._pinned:
+            self._target.copy_(flat_tensor(value))
+        else:
+            self._send(flat_tensor(value))
         self._value = value
+
+    def _send(self, numbers: Any) -> None:
+        runtime, stream = cupy().cuda.runtime, self._device.stream
+        to, begin = self._crossed.pointer, self._pinned.pointer
+        for source, target in zip(numbers.split(_SECTION), self._sections, strict=True):
+            target.copy_(source)
+            runtime.memcpyAsync(to, begin, target.nbytes, runtime.memcpyDefault, stream.ptr)
+            to, begin = to + target.nbytes, begin + target.nbytes
 
     def launched(self, stream: Any) -> None:
         self._read.record(stream)

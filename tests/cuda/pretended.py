@@ -11,7 +11,6 @@ import re
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_runtime import conversion, streamed
+from cuda_runtime import conversion
 from cuda_runtime.backend import CUDABackend
 from cuda_runtime.cupy_api import cupy
 from npu_compiler.artifact.plan import ExecutionPlan, Role
@@ -131,45 +130,30 @@ class _Kernel:
 
     def __init__(self, _: int, text: str, entry: str) -> None:
         self.kinds = [_C_TYPES[kind] for kind in re.findall(r"typedef (.*) (?:Source|Target);", text)]
-        self.entry = entry
+        self.notes_infinity = "NOTES_INFINITY 1" in text
 
     def launch(self, *given: Any) -> None:
         *_, values, params, stream, _ = given
-        work = self._stream if self.entry == "convert_streamed" else self._convert
-        _streams[stream].ask(partial(work, values, params))
+        _streams[stream].ask(partial(self._convert, values, params))
 
     def _convert(self, values: Sequence[int], params: bytes) -> None:
         for tensor in struct.iter_unpack(conversion._LAYOUT, params):
             if tensor[2]:
-                self._make(tensor, values[0], 0, tensor[2])
+                self._make(tensor, values[0])
 
-    def _stream(self, values: Sequence[int], params: bytes) -> None:
-        size = struct.calcsize(conversion._LAYOUT)
-        tensor, (first, section) = struct.unpack(conversion._LAYOUT, params[:size]), struct.unpack("<II", params[size:])
-        words = at(values[1], 3, np.uint32)
-        latest = time.monotonic() + streamed._PATIENCE * 1e-9
-        begun = int(words[0]) + first
-        for start in range(0, tensor[2], section):
-            needed = start // section + 1
-            while (int(words[1]) - begun - needed) % (1 << 32) >= 1 << 31 and not words[2]:
-                if time.monotonic() > latest:
-                    words[2] = 1
-                time.sleep(1e-5)
-            self._make(tensor, values[0], start, min(start + section, tensor[2]))
-
-    def _make(self, tensor: Sequence[int], lost: int, start: int, stop: int) -> None:
-        source, target, _, *rest = tensor
-        rank, sizes, most = rest[-1], rest[-1 - conversion.MOST_DIMENSIONS : -1], conversion.MOST_DIMENSIONS
-        places = np.unravel_index(np.arange(start, stop), sizes[:rank])
+    def _make(self, tensor: Sequence[int], lost: int) -> None:
+        source, target, count, *rest = tensor
+        most, rank = conversion._MOST_DIMENSIONS, rest[-1]
+        places = np.unravel_index(np.arange(count), rest[2 * most : 2 * most + rank])
         reads, writes = (
-            sum((n * stride for n, stride in zip(places, strides[:rank], strict=True)), np.zeros(stop - start, int))
+            sum((n * stride for n, stride in zip(places, strides[:rank], strict=True)), np.zeros(count, int))
             for strides in (rest[:most], rest[most : 2 * most])
         )
         given = at(source, int(reads.max()) + 1, self.kinds[0])[reads]
         with np.errstate(over="ignore"):
             made = given.astype(self.kinds[1])
         at(target, int(writes.max()) + 1, self.kinds[1])[writes] = made
-        if made.dtype.kind == "f" and (np.isinf(made) & np.isfinite(given)).any():
+        if made.dtype.kind == "f" and (np.isinf(made) & (self.notes_infinity | np.isfinite(given))).any():
             at(lost, 1, np.uint32)[0] = 1
 
 
@@ -246,6 +230,5 @@ def pretended_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     module.empty = lambda count, dtype: np.empty(count, dtype).view(_Array)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-    monkeypatch.setattr(conversion, "kernel_of", _Kernel)
-    monkeypatch.setattr(streamed, "kernel_of", _Kernel)
+    monkeypatch.setattr(conversion, "_kernel", _Kernel)
     cupy.cache_clear()
