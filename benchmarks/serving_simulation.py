@@ -218,7 +218,8 @@ def simulate(costs: Costs, client: Client, seed: int = 0) -> dict[str, float]:
 
     def ask() -> None:
         prompt = (next(numbers), *range(1, client.prompt))
-        asked[driver.submit(TextRequest(prompt, client.answer))] = model.now
+        (text,) = driver.submit(TextRequest(prompt, client.answer))
+        asked[text] = model.now
 
     def arrive() -> None:
         for _ in range(client.burst):

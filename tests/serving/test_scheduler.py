@@ -138,7 +138,7 @@ def test_queue_is_limited_and_cancelled_texts_leave_it() -> None:
     simulation = Simulation(SimulatedEngine(lanes=1, pages=16), Limits(waiting=3))
     submit = simulation.scheduler.submit
     texts = [submit(TextRequest((1,), 5), 0) for _ in range(3)]
-    with pytest.raises(BusyError, match="3 texts wait"):
+    with pytest.raises(BusyError, match="given 1 more, where 3 texts wait and at most 3 may"):
         submit(TextRequest((1,), 5), 0)
     simulation.scheduler.cancel(texts[0])
     submit(TextRequest((1,), 5), 0)
