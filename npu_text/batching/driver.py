@@ -136,6 +136,7 @@ class Driver:
         before: _Asked | None = None  # whose step may be under way
         while True:
             if before is not None and not self.scheduler.is_ahead:
+                self._tell()
                 self._absorb(before, waits=before.step is None)
                 before = None
             with self._lock:
