@@ -35,7 +35,7 @@ from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
 from npu_compiler.integers import ceil_div
 from tests.support.serving import MODEL
 
-__all__ = ["Load", "ask", "main", "measure", "throughput"]
+__all__ = ["Load", "ask", "main", "measure", "span_answered", "throughput"]
 
 _ROUNDS = 5  # of steps; others may have the machine meanwhile
 _ROOT = Path(__file__).parents[1]
@@ -109,12 +109,15 @@ def _asked(url: str, vocabulary: int, load: Load, steps: Mapping[int, float], de
         "one client: time for a token over the decode step": 1000 * median(between) / steps[1],
         "one client: first token, ms": 1000 * median(record["first"] - record["asked"] for record in alone),
     }
-    most = throughput(ask(url, vocabulary, load, load.clients, load.seconds))
-    lanes = max(steps)
+    records = ask(url, vocabulary, load, load.clients, load.seconds)
+    most, later = throughput(records), throughput(records, span_answered(records))
+    of_steps = steps[max(steps)] / (1000 * max(steps) * devices)
     yield {
         "all clients, tokens/s": most,
         "all clients over one": most / one,
-        "all clients over the decode step alone": most * steps[lanes] / (1000 * lanes * devices),
+        "all clients over the decode step alone": most * of_steps,
+        "all clients, each answered before: tokens/s": later,
+        "all clients, each answered before: over the decode step alone": later * of_steps,
     }
     period = 2 * load.clients * load.answer / most
     half = ask(url, vocabulary, load, load.clients, load.seconds + 2 * period, period)
@@ -318,16 +321,29 @@ def throughput(records: Sequence[dict[str, Any]], span: tuple[float, float] | No
     for record in records:
         share = min(record["end"], end) - max(record["first"], start)
         tokens += record["tokens"] * max(0.0, share) / (record["end"] - record["first"])
-    return tokens / (end - start)
+    return tokens / (end - start) if end > start else float("nan")
 
 
 def _all_asked(records: Sequence[dict[str, Any]]) -> tuple[float, float]:
     """From when until when each client had a request under way, or had just been answered."""
+    clients = _by_client(records)
+    start = max(min(record["asked"] for record in own) for own in clients)
+    return start, min(max(record["end"] for record in own) for own in clients)
+
+
+def span_answered(records: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """The same, from when each client had been answered: what all ask for at once at first is not counted, as it is
+    not without a server."""
+    clients = _by_client(records)
+    start = max(min(record["end"] for record in own) for own in clients)
+    return start, max(start, _all_asked(records)[1])
+
+
+def _by_client(records: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     clients: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         clients[record["client"]].append(record)
-    start = max(min(record["asked"] for record in own) for own in clients.values())
-    return start, min(max(record["end"] for record in own) for own in clients.values())
+    return list(clients.values())
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """What a server's scheduling costs, on a device that is a model of one; needs no GPU and no time of its own.
 
 `python -m benchmarks.serving_simulation` runs the real scheduler and driver against a clock that is only counted. The
-device has two streams, one for steps and one for prompts. What each takes by itself, and a chunk beside one step, were
-measured on an H200 with Qwen2.5-1.5B; while both streams are busy each gets on at a share of its pace. `--share` says
-what a step keeps, 0.45 as measured, and more on a device that divides itself otherwise.
+device has two streams, one for steps and one for prompts. What each takes by itself, and at which share of its pace it
+gets on while both are busy, were measured on an H200 with Qwen2.5-1.5B. A server's event loop is a third stream: it
+stands still while the engine's thread has the interpreter's lock, which that thread waits for where the loop is busy.
+`--loop` multiplies what things cost the loop, as processors, and what they take for a call of the system, differ.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import heapq
 import json
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,36 @@ import numpy as np
 from npu_text.batching.driver import Driver
 from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, Prefill, Stepped
 from npu_text.batching.texts import Event, Text, TextRequest
+from npu_text.serving.core import _SECONDS_OF_EVENT
+from npu_text.serving.server import _SWITCH_SECONDS
 
-__all__ = ["Client", "Costs", "main", "simulate"]
+__all__ = ["Client", "Costs", "LoopCosts", "main", "simulate"]
+
+
+@dataclass(frozen=True)
+class LoopCosts:
+    """Milliseconds of a server's event loop.
+
+    Attributes:
+        request: For a request, from its connection to its text.
+        passes: So many times a request waits behind what else the loop has to do.
+        event: For an event of a stream.
+        end: For the end of a stream.
+        token: For the news of a token, told or not.
+        pace: As `core._SECONDS_OF_EVENT`.
+    """
+
+    request: float = 1.2
+    passes: int = 5
+    event: float = 0.03
+    end: float = 0.25
+    token: float = 0.0015
+    pace: float = 1000 * _SECONDS_OF_EVENT
+
+    def times(self, factor: float) -> LoopCosts:
+        """The same on another processor."""
+        costs = {name: factor * getattr(self, name) for name in ("request", "event", "end", "token")}
+        return replace(self, **costs)
 
 
 @dataclass(frozen=True)
@@ -36,34 +65,32 @@ class Costs:
         steps: Of a step, by the lanes of its function.
         chunks: Of a chunk by itself, by the tokens of its function.
         packs: Of such chunks of several prompts, by these tokens and then by the prompts.
-        together: Of the longest chunk of one prompt and a step of all lanes that begin together.
-        share: How much of its own pace a step keeps beside a chunk.
+        beside: The shares of their own pace that a step and a chunk keep beside each other, by the chunk's prompts.
         ahead: Of the host, from a step's tokens to the next launch.
         fill: Of the host, to hand over a chunk.
         wake: From the end of the device's work to the host's next instruction.
-        client: From a text's last token to the next request of its client.
+        switch: For which a thread waits at most for the interpreter's lock.
+        client: The least and the most from a text's last token to the next request of its client.
+        loop: Of a server; None where there is none.
     """
 
-    steps: dict[int, float] = field(default_factory=lambda: {1: 0.99, 8: 1.21, 32: 1.60, 64: 1.72})
-    chunks: dict[int, float] = field(default_factory=lambda: {128: 1.55, 512: 3.03})
-    packs: dict[int, dict[int, float]] = field(default_factory=dict)
-    together: float = 4.24
-    share: float = 0.45
-    ahead: float = 0.035
-    fill: float = 0.05
+    steps: Mapping[int, float] = field(default_factory=lambda: {1: 0.99, 8: 1.12, 32: 1.5, 64: 1.635})
+    chunks: Mapping[int, float] = field(default_factory=lambda: {128: 1.55, 512: 2.57})
+    packs: Mapping[int, Mapping[int, float]] = field(default_factory=lambda: {512: {2: 4.15}})
+    beside: Mapping[int, tuple[float, float]] = field(default_factory=lambda: {1: (0.52, 0.554), 2: (0.375, 0.641)})
+    ahead: float = 0.3
+    fill: float = 0.08
     wake: float = 0.015
-    client: float = 0.0
-
-    @property
-    def chunk_share(self) -> float:
-        """How much of its own pace a chunk keeps beside steps: so that both take `together`."""
-        step, chunk = self.steps[max(self.steps)], self.chunks[max(self.chunks)]
-        return 1 - self.share * (self.together - chunk) / step
+    switch: float = 1000 * _SWITCH_SECONDS
+    client: tuple[float, float] = (0.0, 0.0)
+    loop: LoopCosts | None = None
 
 
 @dataclass
 class _Job:
     left: float
+    prompts: int = 0
+    then: Callable[[], None] = lambda: None
 
     @property
     def done(self) -> bool:
@@ -71,7 +98,7 @@ class _Job:
 
 
 class _Model:
-    """A `BatchEngine` on counted time."""
+    """A `BatchEngine` on counted time, and the loop beside it."""
 
     page_tokens, context, vocabulary, guess = 128, 2048, 1 << 17, 1
     overlaps = True
@@ -81,8 +108,11 @@ class _Model:
         self.packs: Mapping[int, tuple[int, ...]] = {length: tuple(costs.packs[length]) for length in costs.packs}
         self.pages = 16 * self.lanes
         self.now = 0.0
-        self.counts = [0, 0, 0.0]  # steps, lanes of steps, milliseconds in which both streams were busy
+        self.counts: Counter[str] = Counter()  # of chunks by their prompts, steps, and their lanes
+        self.busy: Counter[str] = Counter()  # milliseconds in which both streams, or the loop, had something to do
+        self.loop: deque[_Job] = deque()
         self._streams: tuple[deque[_Job], deque[_Job]] = (deque(), deque())
+        self._has_lock = False
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
 
@@ -101,18 +131,18 @@ class _Model:
     def copy_page(self, source: int, target: int) -> None: ...
 
     def prefill(self, *parts: Prefill) -> Any:
-        self._until(self.now + self.costs.fill)
+        self._compute(self.costs.fill)
         length = next(n for n in self.chunks if n >= max(len(part.tokens) for part in parts))
         cost = self.costs.chunks[length] if len(parts) == 1 else self.costs.packs[length][len(parts)]
-        job = _Job(cost)
+        job = _Job(cost, len(parts))
         self._streams[1].append(job)
+        self.counts[f"chunks of {len(parts)}"] += 1
         return _Filling(self, job)
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
-        self._until(self.now + self.costs.ahead)
+        self._compute(self.costs.ahead)
         lanes = len(steps.lanes)
-        self.counts[0] += 1
-        self.counts[1] += lanes
+        self.counts.update({"steps": 1, "lanes": lanes})
         job = _Job(self.costs.steps[min(n for n in self.costs.steps if n >= lanes)])
         self._streams[0].append(job)
 
@@ -130,27 +160,38 @@ class _Model:
             self._advance(math.inf)
         self._until(self.now + self.costs.wake)
 
+    def _compute(self, milliseconds: float) -> None:
+        """The engine's thread, once it has the interpreter's lock."""
+        until = self.now + self.costs.switch
+        while self.loop and self.now < until:
+            self._advance(until)
+        self._has_lock = True
+        self._until(self.now + milliseconds)
+        self._has_lock = False
+
     def _until(self, when: float) -> None:
         while self.now < when:
             self._advance(when)
 
     def _advance(self, limit: float) -> None:
         """On to the next thing that happens, or to the limit."""
-        heads = [stream[0] if stream else None for stream in self._streams]
-        step, chunk = heads
+        streams = (*self._streams, self.loop)
+        step, chunk, task = heads = [stream[0] if stream else None for stream in streams]
         both = step is not None and chunk is not None
-        rates = (self.costs.share, self.costs.chunk_share) if both else (1.0, 1.0)
-        ends = [self.now + job.left / rate for job, rate in zip(heads, rates, strict=True) if job is not None]
+        shares = self.costs.beside[chunk.prompts] if both and chunk is not None else (1.0, 1.0)
+        rates = (*shares, 0.0 if self._has_lock else 1.0)
+        ends = [self.now + job.left / rate for job, rate in zip(heads, rates, strict=True) if job is not None and rate]
         when = min([limit, *ends, *([self._due[0][0]] if self._due else [])])
         assert when < math.inf
         spent, self.now = when - self.now, when
-        self.counts[2] += spent * both
-        for stream, job, rate in zip(self._streams, heads, rates, strict=True):
+        self.busy.update({"both": spent * both, "loop": spent * (task is not None and not self._has_lock)})
+        for stream, job, rate in zip(streams, heads, rates, strict=True):
             if job is not None:
                 job.left -= spent * rate
                 if job.left <= 1e-9:
                     job.left = 0.0
                     stream.popleft()
+                    job.then()
         while self._due and self._due[0][0] <= self.now:
             heapq.heappop(self._due)[2]()
 
@@ -204,8 +245,59 @@ class Client:
     seconds: float = 12.0
 
 
+class _Loop:
+    """A server's event loop, which has of the real one what costs it time."""
+
+    def __init__(self, model: _Model, costs: LoopCosts, leave: Callable[[], None]) -> None:
+        """Over a model; `leave` is called when a client has the end of its text."""
+        self._model, self._costs, self._leave = model, costs, leave
+        self._untold: dict[Text, bool] = {}  # who was told longest ago comes first; whether there is anything
+        self._events = self._looked = 0.0
+
+    def do(self, milliseconds: float, then: Callable[[], None]) -> None:
+        """Something, when all before is done."""
+        self._model.loop.append(_Job(milliseconds, then=then))
+
+    def request(self, submit: Callable[[], None]) -> None:
+        """Reads a request."""
+        passes = self._costs.passes
+
+        def go_on(left: int) -> None:
+            if left:
+                self.do(self._costs.request / passes, lambda: go_on(left - 1))
+            else:
+                submit()
+
+        go_on(passes)
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Takes news from the engine's thread."""
+        self.do(self._costs.token * len(events), lambda: self._dispatch(events))
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        """As `Core` does."""
+        for event in events:
+            if event.finish:
+                self._untold.pop(event.text, None)
+                self.do(self._costs.end, self._leave)
+            elif event.text in self._untold:
+                self._untold[event.text] = True
+            else:
+                self._tell(event.text)
+        now, most = self._model.now, max(1, len(self._untold))
+        self._events, self._looked = min(self._events + (now - self._looked) / self._costs.pace, most), now
+        for text in list(islice((text for text, is_due in self._untold.items() if is_due), int(self._events))):
+            self._tell(text)
+            self._events -= 1
+
+    def _tell(self, text: Text) -> None:
+        self._untold.pop(text, None)
+        self._untold[text] = False
+        self.do(self._costs.event, lambda: None)
+
+
 def simulate(costs: Costs, client: Client, seed: int = 0) -> dict[str, float]:
-    """Tokens a second, and what clients waited for, in milliseconds."""
+    """Tokens a second, what clients waited for, in milliseconds, and what device and loop did."""
     model, numbers, generator = _Model(costs), count(), random.Random(seed)
     driver = Driver(model, lambda events: deliver(events))
     driver._lock = _Lock(model)  # type: ignore[assignment]
@@ -217,13 +309,22 @@ def simulate(costs: Costs, client: Client, seed: int = 0) -> dict[str, float]:
     tokens = [0]
 
     def ask() -> None:
-        prompt = (next(numbers), *range(1, client.prompt))
-        asked[driver.submit(TextRequest(prompt, client.answer))] = model.now
+        since = model.now
+
+        def submit() -> None:
+            (text,) = driver.submit(TextRequest((next(numbers), *range(1, client.prompt)), client.answer))
+            asked[text] = since
+
+        submit() if loop is None else loop.request(submit)
 
     def arrive() -> None:
         for _ in range(client.burst):
             ask()
         model.at(model.now + 1000 * generator.expovariate(client.rate / client.burst), arrive)
+
+    def leave() -> None:
+        if client.clients:
+            model.at(model.now + generator.uniform(*costs.client), ask)
 
     def deliver(events: Sequence[Event]) -> None:
         for event in events:
@@ -237,18 +338,22 @@ def simulate(costs: Costs, client: Client, seed: int = 0) -> dict[str, float]:
                 last[event.text] = model.now
             if event.finish:
                 del asked[event.text], last[event.text]
-                if client.clients:
-                    model.at(model.now + costs.client, ask)
+                if loop is None:
+                    leave()
+        if loop is not None:
+            loop.deliver(events)
 
     def stop() -> None:
         driver._stopping = True
 
+    loop = None if costs.loop is None else _Loop(model, costs.loop, leave)
     for _ in range(client.clients):
         ask()
     if client.rate:
         model.at(0.0, arrive)
     model.at(end, stop)
     driver._turns()
+    counts = model.counts
     return {
         "tokens/s": round(tokens[0] / (0.9 * client.seconds)),
         "first p50": round(float(np.percentile(first, 50)), 1),
@@ -256,29 +361,29 @@ def simulate(costs: Costs, client: Client, seed: int = 0) -> dict[str, float]:
         "between p50": round(float(np.percentile(between, 50)), 2),
         "between p99": round(float(np.percentile(between, 99)), 2),
         "between most": round(max(between), 2),
-        "lanes of a step": round(model.counts[1] / model.counts[0], 1),
-        "both busy": round(model.counts[2] / end, 2),
+        "lanes of a step": round(counts["lanes"] / counts["steps"], 1),
+        "prompts alone": round(counts["chunks of 1"] / (counts["chunks of 1"] + 2 * counts["chunks of 2"]), 2),
+        "both busy": round(model.busy["both"] / end, 2),
+        "loop busy": round(model.busy["loop"] / end, 2),
     }
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_simulation")
-    parser.add_argument("--share", type=float, nargs="*", default=[0.45, 0.6, 0.75], help="of a step beside a chunk")
-    parser.add_argument("--client", type=float, default=3.0, help="ms from an answer to the client's next request")
+    parser.add_argument("--loop", type=float, nargs="*", default=[1.0, 1.4, 1.8], help="times the loop's costs")
+    parser.add_argument("--client", type=float, nargs=2, default=(2.0, 3.5), help="ms from an answer to a new request")
     options = parser.parse_args()
-    for share in options.share:
-        costs = Costs(share=share)
-        print("share", share, round(costs.chunk_share, 3))
-        for name, each, client in (
-            ("engine, 64 texts", costs, Client(64)),
-            ("64 clients", Costs(share=share, client=options.client), Client(64)),
-            ("50 a second at random", costs, Client(rate=50, seconds=25)),
-            ("50 a second by dozens", costs, Client(rate=50, burst=12, seconds=25)),
-            ("50 a second by 32", costs, Client(rate=50, burst=32, seconds=25)),
-            ("one text", costs, Client(1)),
+    print(f"{'engine, 64 texts':32}", json.dumps(simulate(Costs(), Client(64))), flush=True)
+    for factor in options.loop:
+        costs = Costs(client=tuple(options.client), loop=LoopCosts().times(factor))
+        for name, client in (
+            ("64 clients", Client(64)),
+            ("50 a second at random", Client(rate=50, seconds=25)),
+            ("50 a second by dozens", Client(rate=50, burst=12, seconds=25)),
+            ("one client", Client(1)),
         ):
-            print(f"{name:24}", json.dumps(simulate(each, client)), flush=True)
+            print(f"{f'{name}, loop x {factor:g}':32}", json.dumps(simulate(costs, client)), flush=True)
 
 
 if __name__ == "__main__":

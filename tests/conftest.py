@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.cuda.kernels import remember_in
-from tests.support.host_kernels import keep_headers_in
+from tests.support.host_kernels import keep_compiled_in
 
 # An example may take any time: the machine may be slow, or busy.
 settings.register_profile("any machine", deadline=None)
@@ -60,4 +60,4 @@ def compiled_kernels(tmp_path_factory: pytest.TempPathFactory, request: pytest.F
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if hasattr(request.config, "workerinput") else own  # of pytest-xdist's workers
     remember_in(shared / "compiled_kernels")
-    keep_headers_in(shared / "compiled_headers")
+    keep_compiled_in(shared / "compiled_for_the_host")

@@ -63,7 +63,8 @@ class Driver:
 
         Args:
             engine: What computes.
-            deliver: Gets the news of a turn, in the thread, when a later turn has been handed to the device.
+            deliver: Gets the news of a turn, in the thread, when a later turn has been handed to the device: others
+                that have work from then on do not hold up the next launch.
             limits: Of the scheduler.
             observe: Is told each turn and how many seconds it took, in the thread.
         """
@@ -81,21 +82,22 @@ class Driver:
         """Starts the thread."""
         self._thread.start()
 
-    def submit(self, request: TextRequest) -> Text:
-        """A text that waits from now on.
+    def submit(self, *requests: TextRequest) -> list[Text]:
+        """Texts that wait from now on: all of them, or none.
 
         Raises:
-            InputError: It can never run.
+            InputError: One of them can never run.
             BusyError: Too many texts wait.
             DeviceError: The device failed before.
         """
-        self.scheduler.check(request)
+        for request in requests:
+            self.scheduler.check(request)  # takes longer than the thread should wait
         with self._lock:
             if self._failure:
                 raise DeviceError(f"nothing runs any more: {self._failure}; start again")
-            text = self.scheduler.submit(request, time.monotonic())
+            texts = self.scheduler.submit_checked(requests, time.monotonic())
             self._lock.notify()
-        return text
+        return texts
 
     def cancel(self, text: Text) -> None:
         """Ends a text; its lane is free when what runs for it is over. Nothing where it has ended already."""
@@ -128,12 +130,13 @@ class Driver:
             with self._lock:
                 ended = self.scheduler.end_all()
             finish = "failed" if self._failure else "cancelled"
-            self._deliver([Event(text, finish=finish) for text in ended])
+            self._tell([Event(text, finish=finish) for text in ended])
 
     def _turns(self) -> None:
         before: _Asked | None = None  # whose step may be under way
         while True:
             if before is not None and not self.scheduler.is_ahead:
+                self._tell()
                 self._absorb(before, waits=before.step is None)
                 before = None
             with self._lock:
@@ -148,7 +151,6 @@ class Driver:
             self._tell([Event(text, finish="late") for text in turn.late])
             if before is not None:
                 self._absorb(before, waits=before.step is None and asked.step is None)
-                self._tell()  # the device has something to do
             elif not turn:
                 self._absorb(asked, waits=True)
             before = asked if turn else None

@@ -3,7 +3,8 @@
 One turn is what a device is asked to do between two looks at the queue: prompts of at most one chunk together, then one
 step of all texts that run. So no running text ever waits for more than one chunk of somebody's prompt. A device may do
 both at once: then steps go on while prompts are under way, and the chunk that follows is asked for ahead, so that
-prompts go in without a gap. Prompts that wait together go in together, where the device has a function for so many.
+prompts go in without a gap. Prompts that wait together go in together, where the device has a function for so many;
+one that is alone waits for company until what is under way has ended.
 The last token of a prompt is no part of a chunk: the first step of its text takes it, and chooses what follows.
 
 Texts start in the order of their priority, then of their arrival, and none overtakes one that waits for pages. One that
@@ -95,14 +96,25 @@ class Scheduler:
             BusyError: Too many texts wait.
         """
         self.check(request)
-        if self._waiting_count >= self._limits.waiting:
-            raise BusyError(f"{self._waiting_count} texts wait, which is as many as may; try again later")
-        text = Text(request, list(request.prompt), now, next(self._serials))
-        heapq.heappush(self._waiting, (request.priority, text.serial, text))
-        if request.patience < math.inf:
-            heapq.heappush(self._deadlines, (now + request.patience, text.serial, text))
-        self._waiting_count += 1
-        return text
+        return self.submit_checked([request], now)[0]
+
+    def submit_checked(self, requests: Sequence[TextRequest], now: float) -> list[Text]:
+        """As `submit`, for texts that `check` let through: all of them, or none.
+
+        Raises:
+            BusyError: Too many texts wait.
+        """
+        if self._waiting_count + len(requests) > self._limits.waiting:
+            given = f"given {len(requests)} more, where {self._waiting_count} texts wait"
+            raise BusyError(f"{given} and at most {self._limits.waiting} may; try again later")
+        texts = [Text(request, list(request.prompt), now, next(self._serials)) for request in requests]
+        for text in texts:
+            request = text.request
+            heapq.heappush(self._waiting, (request.priority, text.serial, text))
+            if request.patience < math.inf:
+                heapq.heappush(self._deadlines, (now + request.patience, text.serial, text))
+        self._waiting_count += len(texts)
+        return texts
 
     def check(self, request: TextRequest) -> None:
         """As `submit` does.
@@ -166,9 +178,10 @@ class Scheduler:
         """As much of prompts as there is room for beside what is under way; of each text one part."""
         room = self._longest
         together = Fill((), (), (), 0)  # what may still get company
-        for text in self._filling:
-            if text.finish or text.filled == _filled_ahead(text.request):
-                continue
+        due = [text for text in self._filling if not text.finish and text.filled < _filled_ahead(text.request)]
+        if len(due) == 1 and self._expects_company(due[0]):
+            return
+        for text in due:
             length = self._function(text)
             if length > room or not self._follows(together.tokens + length):
                 break
@@ -184,6 +197,12 @@ class Scheduler:
                 self._launch(turn, together)
                 together = Fill((), (), (), 0)
         self._launch(turn, together)
+
+    def _expects_company(self, text: Text) -> bool:
+        """Whether a prompt that nobody waits with, and that gains nothing by being next in the queue of the device, may
+        still go in together with another one."""
+        alone = text.filled > 0 or text.request.scored is not None or len(self._packs[self._function(text)]) == 1
+        return bool(self._under_way) and not alone
 
     def _follows(self, tokens: int) -> bool:
         """Whether so many tokens of prompts may be asked for beside what is under way."""

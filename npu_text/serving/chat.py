@@ -90,6 +90,7 @@ class Chat:
         async with AsyncExitStack() as stack:
             answers = await stack.enter_async_context(self._service.core.answering(self.jobs))
             choices = self._choices()
+            left, told = len(choices), ""
             for number in range(len(choices)):
                 yield event(self._chunk(number, {"role": "assistant", "content": ""}))
             plain = [TextEvent(partial(self._text_chunk, number)) for number in range(len(choices))]
@@ -101,15 +102,17 @@ class Chat:
                 if piece.is_text and not self._reads_calls:
                     yield plain[number].of(piece.text)
                     continue
-                for chunk in self._chunks(number, choices[number], piece):
-                    yield event(chunk)
+                told = "".join(map(event, self._chunks(number, choices[number], piece)))
                 error = finish_error(piece.finish)
                 if error is not None:
-                    yield event(error.body)
+                    yield told + event(error.body)
                     return
+                left -= bool(piece.finish)
+                if left and told:
+                    yield told
             if self._wants_usage:
-                yield event(self._head("chat.completion.chunk") | {"choices": [], "usage": usage([answers])})
-            yield DONE
+                told += event(self._head("chat.completion.chunk") | {"choices": [], "usage": usage([answers])})
+            yield told + DONE  # at once: each part is sent, and wakes the client, by itself
 
     @property
     def _wants_usage(self) -> bool:

@@ -82,15 +82,15 @@ class Completion:
             return self._head() | {"choices": told, "usage": usage(self._by_prompt(answers))}
 
     async def stream(self) -> AsyncIterator[str]:
-        """The answer as server-sent events.
+        """The answer as server-sent events; nothing comes first, when all its texts are accepted.
 
         Raises:
-            APIError: Before the first event, that it cannot be answered.
+            APIError: Before that, that it cannot be answered.
         """
         async with AsyncExitStack() as stack:
             answers = await stack.enter_async_context(self._service.core.answering(self.jobs))
-            yield PING
-            choices = [_Choice() for _ in self.jobs]
+            yield ""
+            choices, left, told = [_Choice() for _ in self.jobs], len(self.jobs), ""
             plain = [TextEvent(partial(self._text_chunk, number)) for number in range(len(choices))]
             async for entry in answers.pieces(self._service.options.ping):
                 if entry is None:
@@ -105,12 +105,15 @@ class Completion:
                     yield event(error.body)
                     return
                 self._read(number, choices[number], piece)
-                yield event(self._chunk(number, choices[number]))
+                told = event(self._chunk(number, choices[number]))
                 choices[number].cut()
+                left -= bool(piece.finish)
+                if left:
+                    yield told
             options = self._request.stream_options
             if options is not None and options.include_usage:
-                yield event(self._head() | {"choices": [], "usage": usage(self._by_prompt(answers))})
-            yield DONE
+                told += event(self._head() | {"choices": [], "usage": usage(self._by_prompt(answers))})
+            yield told + DONE  # at once: each part is sent, and wakes the client, by itself
 
     def _read(self, number: int, choice: _Choice, piece: Piece) -> None:
         text, offsets = self._echoes[number // (self._request.n or 1)]

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 from npu_text.batching.driver import Driver
 from npu_text.batching.engine import BatchEngine
@@ -17,10 +18,10 @@ from npu_text.serving.vocabulary import Vocabulary
 
 __all__ = ["Core", "Listener", "TextJob"]
 
-# Of time between two events of a stream, for each stream that there is. An event takes the loop about a quarter as
-# long: were each token an event, they would fill the time of short steps, and new requests, whose lanes are idle until
-# they are read, and the engine's thread would wait for the loop's.
-_SECONDS_OF_STREAM = 120e-6
+# Of time for each event of a stream, on average. An event takes the loop a sixth to a quarter as long: were each token
+# an event, they would fill the time of short steps, and new requests, whose lanes are idle until they are read, and the
+# engine's thread would wait for the loop's.
+_SECONDS_OF_EVENT = 240e-6
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,7 @@ class _Entry:
     is_eager: bool
     asked: float = field(default_factory=time.perf_counter)
     last: float = 0.0
-    due: float = 0.0  # from when on it may be woken again
-    is_woken: bool = False  # since it was last read
+    is_told: bool = True  # of all news, if there are any, so that its reader will come
 
 
 class Core:
@@ -91,7 +91,9 @@ class Core:
         self.guesser, self._learn = guessing(engine)
         self.driver = Driver(engine, self._deliver, limits, self._observe)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._entries: dict[Text, _Entry] = {}
+        self._entries: dict[Text, _Entry] = {}  # who was told longest ago comes first
+        self._events = 0.0  # that there is time for
+        self._looked = 0.0  # when that was so
 
     @property
     def open(self) -> int:
@@ -120,15 +122,13 @@ class Core:
             BusyError: Too many wait.
             DeviceError: The device failed before.
         """
-        for job in jobs:
-            self.driver.scheduler.check(job.request)
-        answers = Answers([])
+        texts = self.driver.submit(*(job.request for job in jobs))
+        answers = Answers(
+            [Answer(text, self.vocabulary, job.stop, job.places) for text, job in zip(texts, jobs, strict=True)]
+        )
+        for number, (text, job) in enumerate(zip(texts, jobs, strict=True)):
+            self._entries[text] = _Entry(answers.all[number], answers, number, job.stream or bool(job.stop))
         try:
-            for job in jobs:
-                text = self.driver.submit(job.request)
-                answer, number = Answer(text, self.vocabulary, job.stop, job.places), len(answers.all)
-                answers.all.append(answer)
-                self._entries[text] = _Entry(answer, answers, number, job.stream or bool(job.stop))
             yield answers
         finally:
             for answer in answers.all:
@@ -144,31 +144,47 @@ class Core:
             self._loop.call_soon_threadsafe(self._dispatch, events)
 
     def _dispatch(self, events: Sequence[Event]) -> None:
-        now, pace = time.perf_counter(), _SECONDS_OF_STREAM * len(self._entries)
+        now = time.perf_counter()
         more: dict[float, int] = {}  # tokens by how long they took: as long in all texts that were in the same steps
         for event in events:
             entry = self._entries.get(event.text)
             if entry is None:
                 continue
+            is_first = not entry.last
             if event.chosen:
                 count = len(event.chosen)
-                if entry.last:
+                if not is_first:
                     seconds = (now - entry.last) / count
                     more[seconds] = more.get(seconds, 0) + count
                 else:
                     self._listener.first_token(now - entry.asked)
                 entry.last = now
             if entry.answer.push(event):
-                entry.is_woken = False
-            if event.finish or (entry.is_eager and not entry.is_woken and now >= entry.due):
-                entry.answers.wake(entry.number)
-                entry.is_woken, entry.due = True, now + pace
+                entry.is_told = False
+            if event.finish or (entry.is_eager and is_first):
+                self._tell(event.text)
             if event.finish:
                 del self._entries[event.text]
                 text = event.text
                 self._listener.ended(event.finish, len(text.request.prompt), text.shared, text.added)
         for seconds, count in more.items():
             self._listener.more_tokens(seconds, count)
+        self._tell_some(now)
+
+    def _tell_some(self, now: float) -> None:
+        """Tells as many streams of their news as there is time for, and leaves the others their turn."""
+        self._events = min(self._events + (now - self._looked) / _SECONDS_OF_EVENT, max(1, len(self._entries)))
+        self._looked = now
+        waiting = (text for text, entry in self._entries.items() if entry.is_eager and not entry.is_told)
+        for text in list(islice(waiting, int(self._events))):
+            self._tell(text)
+            self._events -= 1
+
+    def _tell(self, text: Text) -> None:
+        entry = self._entries[text] = self._entries.pop(text)
+        if not entry.is_told:
+            entry.answers.wake(entry.number)
+            entry.is_told = True
 
     def _observe(self, turn: Turn, seconds: float) -> None:
         self._learn(turn, seconds)

@@ -48,7 +48,7 @@ class EventStream(Response):
         """A stream.
 
         Args:
-            first: Its first event.
+            first: Its first event; empty for none, when the answer begins before there is one.
             events: Those behind it.
             patience: Seconds for which a reader may take nothing.
         """
@@ -66,7 +66,8 @@ class EventStream(Response):
     async def _send(self, send: Send, send_part: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await send_part(_part(self._first))
+            if self._first:
+                await send_part(_part(self._first))
             async for event in self._events:
                 self._since = time.monotonic()
                 await send_part(_part(event))

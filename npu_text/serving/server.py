@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("uvicorn.error")
-_SWITCH_SECONDS = 0.0005
+_SWITCH_SECONDS = 0.0001
 _LEAVE_SECONDS = 30  # for texts to end when the server is told to stop
 
 
@@ -191,7 +191,13 @@ def _config(app: Any, **place: Any) -> Any:
     import uvicorn
 
     return uvicorn.Config(
-        app, **place, log_level="warning", ws="none", server_header=False, timeout_graceful_shutdown=_LEAVE_SECONDS
+        app,
+        **place,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=_LEAVE_SECONDS,
     )
 
 

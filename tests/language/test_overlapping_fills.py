@@ -133,7 +133,7 @@ def test_texts_of_a_driver(engine: PagedEngine, decoder: Decoder) -> None:
                 ended.release()
 
     driver = Driver(engine, deliver, observe=lambda turn, seconds: turns.append(turn))
-    texts = [driver.submit(request) for request in requests]
+    texts = driver.submit(*requests)
     driver.start()
     for _ in texts:
         assert ended.acquire(timeout=60)

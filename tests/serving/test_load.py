@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from benchmarks.serving_load import Load, ask, throughput
+from benchmarks.serving_load import Load, ask, span_answered, throughput
 from tests.support.serving import serve
 
 HAS_LOCUST = find_spec("locust") is not None  # imported, it would change sockets and threads of this process
@@ -31,3 +31,5 @@ def test_tokens_a_second_are_those_of_the_time_in_which_all_clients_ask() -> Non
         for client, start, end in (("a", 0, 10), ("a", 10, 20), ("b", 5, 15), ("b", 15, 25))
     ]
     assert throughput(records) == pytest.approx(20)  # from 5 to 20
+    assert span_answered(records) == (15, 20)  # b's first answer, a's last
+    assert span_answered(records[:1]) == (10, 10)

@@ -17,11 +17,15 @@ from npu_compiler.errors import InputError
 from npu_text.batching.engine import Chosen, LaneSampling
 from npu_text.batching.texts import Event, Text, TextRequest
 from npu_text.serving.answers import Answer, Answers, StopStrings
+from npu_text.serving.chat import Chat
 from npu_text.serving.chat_template import ChatTemplate
+from npu_text.serving.completions import Completion
+from npu_text.serving.core import TextJob
 from npu_text.serving.events import TextEvent, event
+from npu_text.serving.protocol import ChatRequest, CompletionRequest, Message
 from npu_text.serving.tool_calls import ToolCall, ToolCalls
 from npu_text.serving.vocabulary import Vocabulary
-from tests.support.serving import CHAT, END, make_tokenizer
+from tests.support.serving import CHAT, END, MODEL, make_service, make_tokenizer
 from tests.support.simulated_engine import is_allowed
 
 pytest.importorskip("jinja2")
@@ -234,3 +238,53 @@ def test_what_a_server_starts_with_is_looked_through_no_more() -> None:
     program += "print(gc.get_freeze_count() > 1000 > len(gc.get_objects()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+def test_streams_are_told_in_turn_where_there_is_no_time_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token and the end at once, and nobody twice while another waits."""
+    clock, service = [1.0], make_service()
+    monkeypatch.setattr("npu_text.serving.core.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("npu_text.serving.core._SECONDS_OF_EVENT", 1.0)
+    jobs = [TextJob(TextRequest((number,), 50)) for number in range(6)]
+    told: list[int] = []
+
+    async def steps() -> list[list[int]]:
+        found = []
+        async with service.core.answering(jobs) as answers:
+            monkeypatch.setattr(answers, "wake", told.append)
+            texts = [answer.text for answer in answers.all]
+            for finish in ("", "", "", "", "length"):
+                told.clear()
+                service.core._dispatch([Event(text, (Chosen(65),), finish * (text is texts[4])) for text in texts])
+                found.append(told.copy())
+                for answer in answers.all:
+                    answer.read()
+                clock[0] += 2.0
+        return found
+
+    assert asyncio.run(steps()) == [[0, 1, 2, 3, 4, 5], [0, 1, 2], [3, 4], [5, 0], [4, 1, 2]]
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_the_end_of_a_stream_is_one_part(kind: str) -> None:
+    """Each part is written to the client by itself; nothing comes between the last text, the usage and the end."""
+    service = make_service(temperature=0)
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "stream": True, "ignore_eos": True}
+    fields |= {"stream_options": {"include_usage": True}, "n": 2}
+    if kind == "chat":
+        asked: Any = Chat(service, ChatRequest(messages=[Message(role="user", content="a")], **fields))
+    else:
+        asked = Completion(service, CompletionRequest(prompt="a", **fields))
+
+    async def parts() -> list[str]:
+        service.core.start()
+        found = [part async for part in asked.stream()]
+        await service.core.stop()
+        return found
+
+    *_, last = asyncio.run(parts())
+    first, *rest = last.removesuffix("\n\n").split("\n\n")
+    assert '"finish_reason":"length"' in last
+    assert '"choices":[{' in first
+    assert '"completion_tokens":10' in rest[-2]
+    assert rest[-1] == "data: [DONE]"

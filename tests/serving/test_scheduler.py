@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from random import Random
 
 import pytest
@@ -138,7 +139,7 @@ def test_queue_is_limited_and_cancelled_texts_leave_it() -> None:
     simulation = Simulation(SimulatedEngine(lanes=1, pages=16), Limits(waiting=3))
     submit = simulation.scheduler.submit
     texts = [submit(TextRequest((1,), 5), 0) for _ in range(3)]
-    with pytest.raises(BusyError, match="3 texts wait"):
+    with pytest.raises(BusyError, match="given 1 more, where 3 texts wait and at most 3 may"):
         submit(TextRequest((1,), 5), 0)
     simulation.scheduler.cancel(texts[0])
     submit(TextRequest((1,), 5), 0)
@@ -273,6 +274,31 @@ def test_prompts_that_wait_together_go_in_together() -> None:
     simulation.run()
     for text in texts:
         assert text.request.scored is not None or text.tokens == alone(text.request)
+    simulation.check_all_free()
+
+
+def test_a_prompt_that_is_alone_waits_for_company_behind_others() -> None:
+    """Not where nothing is under way, nor where the device has no function for several; and what began goes on."""
+    engine = SimulatedEngine(lanes=16, pages=200)
+    engine.packs, engine.late = {32: (2,)}, 3
+    simulation = Simulation(engine)
+    simulation.scheduler.submit(TextRequest((1, 2), 100), 0)  # for steps, beside which all else goes in
+    simulation.turn()
+    numbers = count(100)
+
+    def launches(*prompts: tuple[int, int]) -> list[list[list[int]]]:
+        """Who goes in with whom, turn by turn: of prompts with so many tokens, each followed by so many turns."""
+        found = []
+        for tokens, turns in prompts:
+            simulation.scheduler.submit(TextRequest((next(numbers), *range(tokens - 1)), 9), 0)
+            for _ in range(turns):
+                found.append([[text.serial for text in fill.texts] for fill in simulation.turn().fills])
+        return found
+
+    assert launches((30, 1), (30, 1), (30, 1), (30, 8))[:6] == [[[1]], [], [[2, 3]], [], [], [[4]]]
+    assert launches((90, 12))[:4] == [[[5]], [[5]], [], [[5]]]
+    assert launches((30, 1), (5, 1)) == [[[6]], [[7]]]
+    simulation.run()
     simulation.check_all_free()
 
 

@@ -1,6 +1,7 @@
 // What kernels of CUDA expect of their language, for a processor: every thread of a cluster is a fiber, and what threads of a
 // warp do together happens when all of them have come to it.
 #include <cmath>
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -75,8 +76,9 @@ struct Warp {
     unsigned word[32][6];
 };
 struct Fiber {
-    ucontext_t context;
-    std::vector<char> stack;
+    ucontext_t start;
+    jmp_buf place; // where it goes on
+    bool started = false;
     Dim thread, block;
     Block* own;
     Warp* warp;
@@ -84,7 +86,7 @@ struct Fiber {
     int cluster_turns = 0;
 };
 static Fiber* current;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static Dim grid_size;
 static std::vector<Block*> cluster_blocks;
 static Barrier cluster_barrier;
@@ -100,7 +102,25 @@ static unsigned char* host_shared(Block* block = current->own)
     return first + (-(size_t)first & 1023);
 }
 
-static void yield() { swapcontext(&current->context, &scheduler); }
+// swapcontext asks the system for the mask of signals each time: only the first entry is by a context.
+static void yield()
+{
+    if (!_setjmp(current->place)) {
+        _longjmp(scheduler, 1);
+    }
+}
+static void resume(Fiber& fiber)
+{
+    current = &fiber;
+    if (_setjmp(scheduler)) {
+        return;
+    }
+    if (fiber.started) {
+        _longjmp(fiber.place, 1);
+    }
+    fiber.started = true;
+    setcontext(&fiber.start);
+}
 static void count_in(Barrier& barrier, int count)
 {
     if (++barrier.arrived == count) {

@@ -7,6 +7,7 @@ named here declare by instructions is translated; a kernel that has others does 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import re
 import shutil
@@ -20,12 +21,12 @@ from numpy.typing import NDArray
 from cuda_compiler.artifact.extensions import cluster_of, map_of
 from npu_compiler.artifact.plan import Argument, ExecutionPlan, KernelCall, Role
 
-__all__ = ["HAS_COMPILER", "keep_headers_in", "run_on_host", "run_plan_on_host"]
+__all__ = ["HAS_COMPILER", "keep_compiled_in", "run_on_host", "run_plan_on_host"]
 
 HAS_COMPILER = shutil.which("g++") is not None
 _HEADER = Path(__file__).with_name("host_kernels.h")
-_COMMAND = ("g++", "-std=c++17", "-O1", "-w", "-fPIC", "-fno-gnu-unique")
-_headers: Path | None = None  # a folder with the header as the compiler keeps it
+_COMMAND = ("g++", "-std=c++17", "-O1", "-w", "-fPIC", "-fno-gnu-unique", "-U_FORTIFY_SOURCE")
+_compiled: Path | None = None  # a folder with the header as the compiler keeps it, and what the session has compiled
 _FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\((?:[^()]|\([^()]*\))*\)\n\{{\n.*?\n\}}\n"
 _ONE_LINE = re.compile(r"\{ asm volatile\([^{}]*\); \}")
 _STATEMENTS = {
@@ -162,13 +163,14 @@ _FUNCTIONS = {
 _ALONG_Y = "__cluster_dims__(1, SPLITS, 1)"  # the clusters that a kernel declares by itself
 _ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
 _RUN = r"""
+constexpr size_t STACK_BYTES = 1 << 14; // kernels take less than 3 KB
 static void** bound;
 static void call_kernel();
 static void enter()
 {
     call_kernel();
     current->finished = true;
-    swapcontext(&current->context, &scheduler);
+    _longjmp(scheduler, 1);
 }
 static int run_cluster(Dim first, Dim cluster, int block, int shared)
 {
@@ -177,6 +179,8 @@ static int run_cluster(Dim first, Dim cluster, int block, int shared)
     std::vector<Block> blocks(count);
     std::vector<Warp> warps(count * block / 32);
     std::vector<Fiber> fibers(count * block);
+    static std::vector<char> stacks; // kept: new pages take the system longer than the kernel runs
+    stacks.assign(fibers.size() * STACK_BYTES, char(0xff));
     cluster_blocks.clear();
     for (Block& each : blocks) {
         each.shared.assign(shared + 1024, 0xff);
@@ -185,27 +189,31 @@ static int run_cluster(Dim first, Dim cluster, int block, int shared)
     for (int number = 0; number < count * block; ++number) {
         Fiber& fiber = fibers[number];
         int rank = number / block;
-        fiber.stack.resize(1 << 17, char(0xff));
         fiber.thread = {number % block, 0, 0};
         fiber.block = {first.x + rank % cluster.x, first.y + rank / cluster.x, first.z};
         fiber.own = &blocks[rank];
         fiber.warp = &warps[number / 32];
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.data();
-        fiber.context.uc_stack.ss_size = fiber.stack.size();
-        makecontext(&fiber.context, enter, 0);
+        getcontext(&fiber.start);
+        fiber.start.uc_stack.ss_sp = &stacks[number * STACK_BYTES];
+        fiber.start.uc_stack.ss_size = STACK_BYTES;
+        makecontext(&fiber.start, enter, 0);
     }
     for (long turns = 0, left = 1; left > 0; ++turns) {
         left = 0;
         for (Fiber& fiber : fibers) {
             if (!fiber.finished) {
                 ++left;
-                current = &fiber;
-                swapcontext(&scheduler, &fiber.context);
+                resume(fiber);
             }
         }
         if (turns > 10000000) {
             return 1;
+        }
+    }
+    for (size_t number = 0; number < fibers.size(); ++number) {
+        if (stacks[number * STACK_BYTES] != char(0xff)) {
+            fprintf(stderr, "a thread needs more than %zu bytes of stack\n", STACK_BYTES);
+            abort();
         }
     }
     return 0;
@@ -229,26 +237,39 @@ extern "C" int run(void** pointers, int x, int y, int z, int block, int cluster_
 """
 
 
-def keep_headers_in(folder: Path) -> None:
-    """Names the folder in which the processes of a session have the header, which the first of them compiles."""
-    global _headers
+def keep_compiled_in(folder: Path) -> None:
+    """Names the folder in which the processes of a session have the header and kernels, each compiled by the first."""
+    global _compiled
     folder.mkdir(exist_ok=True)
-    _headers = folder
+    _compiled = folder
 
 
 def _header_options() -> list[str]:
     """What includes the header: reading it takes a third of the time that a kernel does."""
-    if _headers is None:
+    if _compiled is None:
         return ["-include", str(_HEADER)]
-    copy = _headers / _HEADER.name
+    copy = _compiled / _HEADER.name
     compiled = copy.with_name(f"{copy.name}.gch")
     if not compiled.exists():
         shutil.copy(_HEADER, copy)
-        own = _headers / f"{os.getpid()}.gch"
+        own = _compiled / f"{os.getpid()}.gch"
         command = [*_COMMAND, "-x", "c++-header", "-o", str(own), str(copy)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         own.replace(compiled)
     return ["-include", str(copy)]
+
+
+def _library(text: str, folder: Path) -> Path:
+    """A kernel's text, as `_translated` gives it, compiled."""
+    place = _compiled or folder
+    library = place / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
+    if not library.exists():
+        source, own = folder / f"{library.stem}.cpp", place / f"{library.stem}.{os.getpid()}"
+        source.write_text(text)
+        command = [*_COMMAND, "-shared", *_header_options(), "-o", str(own), str(source)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        own.replace(library)
+    return library
 
 
 def run_on_host(
@@ -260,7 +281,7 @@ def run_on_host(
         plan: The plan.
         call: The launch.
         tensors: The bytes of inputs and weights by name.
-        folder: Where the kernel is compiled.
+        folder: Where the kernel is compiled, unless the session has a place for that.
     """
     buffers = _memory(plan, tensors)
     _launch(plan, call, buffers, folder)
@@ -276,7 +297,7 @@ def run_plan_on_host(
     Args:
         plan: The plan, without choices.
         tensors: As in `run_on_host`.
-        folder: Where kernels are compiled.
+        folder: As in `run_on_host`.
     """
     buffers = _memory(plan, tensors)
     for buffer, array in zip(plan.buffers, buffers, strict=True):
@@ -302,11 +323,7 @@ def _memory(plan: ExecutionPlan, tensors: dict[str, NDArray[np.uint8]]) -> list[
 
 def _launch(plan: ExecutionPlan, call: KernelCall, buffers: Sequence[NDArray[np.uint8]], folder: Path) -> None:
     kernel = plan.kernels[call.kernel]
-    source, library = folder / f"{kernel.digest}.cpp", folder / f"{kernel.digest}.so"
-    if not library.exists():
-        source.write_text(_translated(kernel.text, kernel.entry, call.args))
-        command = [*_COMMAND, "-shared", *_header_options(), "-o", str(library), str(source)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+    library = _library(_translated(kernel.text, kernel.entry, call.args), folder)
     parameters = np.frombuffer(call.params, np.uint8).copy()
     maps = [_host_map(argument, buffers[argument.buffer]) for argument in call.args]
     addresses = [
