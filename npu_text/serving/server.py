@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("uvicorn.error")
-_SWITCH_SECONDS = 0.0001
+_SWITCH_SECONDS = 0.0005
 _LEAVE_SECONDS = 30  # for texts to end when the server is told to stop
 
 
