@@ -15,7 +15,7 @@ from npu_compiler.errors import InputError
 from npu_runtime import Device
 from tests.support.serving import make_tokenizer, running
 
-openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.usefixtures("openai")
 LENGTH = 32
 
 
@@ -40,7 +40,7 @@ def encoder() -> Encoder:
 
 
 @pytest.fixture(scope="module")
-def client(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def client(openai: Any, encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for module in ("fastapi", "prometheus_client"):
         pytest.importorskip(module)
     from npu_text.serving.server import ServerOptions, open_app
@@ -69,7 +69,7 @@ def test_vectors_are_those_of_pytorch(client: Any, encoder: Encoder) -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * (LENGTH + 1), "", [999]])
-def test_texts_that_do_not_fit_are_refused(client: Any, text: Any) -> None:
+def test_texts_that_do_not_fit_are_refused(openai: Any, client: Any, text: Any) -> None:
     with pytest.raises(openai.BadRequestError):
         client.embeddings.create(model="encoder", input=text)
 

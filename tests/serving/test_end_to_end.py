@@ -22,7 +22,7 @@ from npu_runtime import Device
 from tests.support.decoders import Decoder, config, dtype_errors, import_transformers
 from tests.support.serving import CHAT, make_tokenizer, running
 
-openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.usefixtures("openai")
 CLIENTS = 16
 
 
@@ -43,7 +43,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def client(qwen: Decoder) -> Iterator[Any]:
+def client(openai: Any, qwen: Decoder) -> Iterator[Any]:
     for module in ("fastapi", "llguidance", "prometheus_client", "jinja2"):
         pytest.importorskip(module)
     from npu_text.serving.server import ServerOptions, open_app
@@ -65,7 +65,7 @@ def process(folder: Path, device: str = "software-metal") -> Iterator[tuple[subp
             server.kill()
 
 
-def test_a_server_that_was_killed_starts_again_and_stops_when_told(qwen: Decoder) -> None:
+def test_a_server_that_was_killed_starts_again_and_stops_when_told(openai: Any, qwen: Decoder) -> None:
     texts = []
     for signal_ in (signal.SIGKILL, signal.SIGTERM):
         with process(qwen.folder) as (server, url):
@@ -90,7 +90,7 @@ def test_who_interrupts_twice_reads_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_two_devices_behind_one_server(qwen: Decoder) -> None:
+def test_two_devices_behind_one_server(openai: Any, qwen: Decoder) -> None:
     pytest.importorskip("aiohttp")
     with process(qwen.folder, "software-metal,software-metal") as (server, url):
         with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as client:

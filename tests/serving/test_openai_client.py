@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.serving import END, MODEL, Server, serve
 
-openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.usefixtures("openai")
 HELLO: Any = [{"role": "user", "content": "Hello, world"}]
 
 
@@ -23,7 +23,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Any:
+def client(openai: Any, server: Server) -> Any:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=20)
 
 
@@ -55,7 +55,7 @@ def test_stream(client: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_async_stream(server: Server) -> None:
+def test_async_stream(openai: Any, server: Server) -> None:
     async def run() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
 
@@ -190,7 +190,7 @@ def test_stop_strings_are_found_across_tokens(client: Any) -> None:
     assert "".join(chunk.choices[0].text for chunk in streamed) == choice.text
 
 
-def test_models(client: Any) -> None:
+def test_models(openai: Any, client: Any) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).object == "model"
     with pytest.raises(openai.NotFoundError, match="not here"):
@@ -213,7 +213,7 @@ def test_models(client: Any) -> None:
          "BadRequestError", "response_format"),
     ],
 )  # fmt: skip
-def test_errors_are_those_that_the_client_knows(client: Any, options: Any, error: str, param: str) -> None:
+def test_errors_are_those_that_the_client_knows(openai: Any, client: Any, options: Any, error: str, param: str) -> None:
     with pytest.raises(getattr(openai, error)) as caught:
         client.chat.completions.create(**{"model": MODEL, "messages": HELLO} | {"extra_body": options})
     assert caught.value.param == param
