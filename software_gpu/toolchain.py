@@ -32,9 +32,12 @@ INCLUDE_ROOT = PACKAGE_ROOT / "include"
 # Strict IEEE arithmetic with fusing only where the source writes a*b+c: every way of running a kernel rounds alike.
 # A literal without suffix is a float in MSL, and half arithmetic rounds after each operation.
 # -O3 would unroll the loops over lanes before they are vectorised: up to twice the time to compile, and kernels of rows
-# that take up to twice the time to run.
+# that take up to twice the time to run. Loops whose number of steps is not known are not unrolled at all, which took a
+# twelfth of the time to compile and made no kernel faster. (-fno-unroll-loops would leave short ones alone too, which
+# then are not vectorised: two to four times the time to run.)
 FLAGS = (
     *("-std=c++17", "-O2", "-fPIC", "-ffp-contract=on", "-fno-math-errno", "-fno-trapping-math"),
+    *("-mllvm", "-unroll-runtime=false", "-mllvm", "-unroll-allow-partial=false"),
     *("-fno-exceptions", "-fno-rtti", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables"),
     *(
         "-fno-stack-protector",

@@ -32,11 +32,11 @@ UNFUSED = "native without fused instructions"
 RUN = ["x86-64-v2", "x86-64-v3"]
 RUNNABLE = [name for name in RUN if not missing_features(LEVELS[name])]
 COMPILED = [name for name in LEVELS if name not in RUNNABLE]
-# Of each machine: what has fewer instructions needs more of a library's. Sample kernels compile at every level.
-FEWEST_INSTRUCTIONS = ("x86-64", "generic")
-# Whole graphs run at the least level of the machine as well, in place of the second, at which `make test-levels` runs
-# them with all of their cases.
-OF_GRAPHS = ["x86-64", "x86-64-v3"]
+# What has fewer instructions needs more of a library's: of the other machine the least. Sample kernels compile for all.
+LEAST_ELSEWHERE = ["generic"]
+# Whole graphs, and mathematics, run at the least level of the machine as well, in place of the second, at which
+# `make test-levels` runs them with all of their cases.
+LEAST_AND_THIRD = ["x86-64", "x86-64-v3"]
 HALF, BFLOAT = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="this machine runs none of the levels that are compared")
@@ -70,7 +70,7 @@ def same_bits_at_every_level(compute: Callable[[], list[Array]], levels: Sequenc
     return results[NATIVE]
 
 
-def compile_at_other_levels(source: str, levels: Sequence[str] = FEWEST_INSTRUCTIONS) -> None:
+def compile_at_other_levels(source: str, levels: Sequence[str]) -> None:
     for level in levels:
         compile_for(level, source, {})
 
@@ -111,8 +111,8 @@ def test_mathematics() -> None:
     y = rng.permutation(x)
     x[:6] = np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-42
     names = [*map(test_math.kernel_name, test_math.UNARY), *map(test_math.kernel_name, test_math.BINARY)]
-    same_bits_at_every_level(lambda: [canonical(test_math.evaluate(name, x, y)) for name in names])
-    compile_at_other_levels(test_math.source_of_all())
+    same_bits_at_every_level(lambda: [canonical(test_math.evaluate(name, x, y)) for name in names], LEAST_AND_THIRD)
+    compile_at_other_levels(test_math.source_of_all(), LEAST_ELSEWHERE)
 
 
 def canonical(values: Array) -> Array:
@@ -239,10 +239,10 @@ class _Levels:
                 results.append(run_graph(graph, program, Device("software-metal")))
                 return [canonical(result.numpy()) for result in results[-1]]
 
-            same_bits_at_every_level(compute, OF_GRAPHS)
+            same_bits_at_every_level(compute, LEAST_AND_THIRD)
             for function in program.functions.values():
                 for kernel in function.kernels:
-                    compile_at_other_levels(kernel.text, FEWEST_INSTRUCTIONS[1:])
+                    compile_at_other_levels(kernel.text, LEAST_ELSEWHERE)
             return results[0]
 
         monkeypatch.setattr(Graph, "run", run_everywhere)

@@ -1,5 +1,5 @@
 // What kernels of CUDA expect of their language, for a processor: every thread of a cluster is a fiber, and what threads of a
-// warp do together happens when all of them have come to it.
+// warp do together happens when all of them have come to it. What is declared here only is in host_threads.cpp.
 #include <cmath>
 #include <csetjmp>
 #include <cstdio>
@@ -85,12 +85,9 @@ struct Fiber {
     bool finished = false;
     int cluster_turns = 0;
 };
-static Fiber* current;
-static jmp_buf scheduler;
-static Dim grid_size;
-static std::vector<Block*> cluster_blocks;
-static Barrier cluster_barrier;
-static int cluster_threads, block_threads;
+extern Fiber* current;
+extern Dim grid_size;
+extern std::vector<Block*> cluster_blocks;
 #define threadIdx (current->thread)
 #define blockIdx (current->block)
 #define gridDim grid_size
@@ -102,54 +99,14 @@ static unsigned char* host_shared(Block* block = current->own)
     return first + (-(size_t)first & 1023);
 }
 
-// swapcontext asks the system for the mask of signals each time: only the first entry is by a context.
-static void yield()
-{
-    if (!_setjmp(current->place)) {
-        _longjmp(scheduler, 1);
-    }
-}
-static void resume(Fiber& fiber)
-{
-    current = &fiber;
-    if (_setjmp(scheduler)) {
-        return;
-    }
-    if (fiber.started) {
-        _longjmp(fiber.place, 1);
-    }
-    fiber.started = true;
-    setcontext(&fiber.start);
-}
-static void count_in(Barrier& barrier, int count)
-{
-    if (++barrier.arrived == count) {
-        barrier.arrived = 0;
-        ++barrier.passed;
-    }
-}
-static void meet(Barrier& barrier, int count)
-{
-    int turn = barrier.passed;
-    count_in(barrier, count);
-    while (barrier.passed == turn) {
-        yield();
-    }
-}
-static void __syncthreads() { meet(current->own->all, block_threads); }
-static int voted(int vote, bool of_all)
-{
-    int& votes = current->own->votes;
-    __syncthreads();
-    votes = 0;
-    __syncthreads();
-    votes += vote != 0;
-    __syncthreads();
-    return of_all ? votes == block_threads : votes != 0;
-}
+void yield();
+void count_in(Barrier& barrier, int count);
+void meet(Barrier& barrier, int count);
+void __syncthreads();
+int voted(int vote, bool of_all);
+void __syncwarp(unsigned lanes = ~0u);
 static int __syncthreads_and(int vote) { return voted(vote, true); }
 static int __syncthreads_or(int vote) { return voted(vote, false); }
-static void __syncwarp(unsigned lanes = ~0u) { meet(current->warp->some[lanes], __builtin_popcount(lanes)); }
 template <typename T>
 static T __shfl_sync(unsigned lanes, T value, int source, int = 32)
 {
@@ -179,20 +136,7 @@ static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static int atomicAdd(int* sum, int value) { return (*sum += value) - value; }
 template <typename T> static T __ldcg(const T* source) { return *source; }
 template <typename T> static void __stcg(T* target, T value) { *target = value; }
-// movmatrix: a lane has two neighbours of a row of eight, then of a column.
-static unsigned host_transposed(unsigned pair)
-{
-    unsigned result = 0;
-    int lane = current->thread.x % 32;
-    for (int half = 0; half < 2; ++half) {
-        int row = lane % 4 * 2 + half, column = lane / 4;
-        for (int turn = 0; turn < 32; ++turn) {
-            unsigned found = __shfl_sync(0xffffffffu, pair, turn);
-            result |= turn == row * 4 + column / 2 ? (found >> column % 2 * 16 & 0xffff) << half * 16 : 0;
-        }
-    }
-    return result;
-}
+unsigned host_transposed(unsigned pair);
 
 // 16-bit numbers, to nearest, ties to even.
 static float host_float(unsigned short bits)
@@ -241,52 +185,8 @@ static unsigned pairwise(unsigned a, unsigned b, unsigned c, bool is_half) // a 
     return result;
 }
 
-// Shows the operands of a product of 16 x 8 results to all lanes of a warp. Gives this one's number.
-static int show_operands(const unsigned (&a)[4], unsigned b0, unsigned b1)
-{
-    int lane = current->thread.x % 32;
-    unsigned(&mine)[6] = current->warp->word[lane];
-    for (int index = 0; index < 4; ++index) {
-        mine[index] = a[index];
-    }
-    mine[4] = b0;
-    mine[5] = b1;
-    __syncwarp();
-    return lane;
-}
-
-// mma.m16n8k16: rows and columns of the operands' registers as the PTX manual has them.
-static void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, bool is_half)
-{
-    int lane = show_operands(a, b0, b1);
-    for (int index = 0; index < 4; ++index) {
-        int row = lane / 4 + index / 2 * 8, column = lane % 4 * 2 + index % 2;
-        float total = sum[index];
-        for (int k = 0; k < 16; ++k) {
-            int register_a = (row >= 8) + 2 * (k >= 8), register_b = 4 + (k >= 8), shift = k % 2 * 16;
-            unsigned left = current->warp->word[row % 8 * 4 + k % 8 / 2][register_a] >> shift;
-            unsigned right = current->warp->word[column * 4 + k % 8 / 2][register_b] >> shift;
-            total += number_of_bits((unsigned short)left, is_half) * number_of_bits((unsigned short)right, is_half);
-        }
-        sum[index] = total;
-    }
-    __syncwarp();
-}
-
-// mma.m16n8k32 of bytes; the first operand's are of a kind as PTX calls it.
-static void host_multiply_codes(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const char* left)
-{
-    int lane = show_operands(a, b0, b1);
-    for (int index = 0; index < 4; ++index) {
-        int row = lane / 4 + index / 2 * 8, column = lane % 4 * 2 + index % 2;
-        for (int k = 0; k < 32; ++k) {
-            unsigned byte = current->warp->word[row % 8 * 4 + k % 16 / 4][(row >= 8) + 2 * (k >= 16)] >> k % 4 * 8 & 255;
-            unsigned right = current->warp->word[column * 4 + k % 16 / 4][4 + (k >= 16)] >> k % 4 * 8 & 255;
-            sum[index] += (left[0] == 'u' ? int(byte) : int((signed char)byte)) * (signed char)right;
-        }
-    }
-    __syncwarp();
-}
+void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, bool is_half);
+void host_multiply_codes(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const char* left);
 
 static void host_copy_part(void* target, const void* source, int bytes, int whole)
 {
@@ -366,38 +266,8 @@ static void host_wgmma(float (&sum)[EIGHTS][4], unsigned long long a, unsigned l
     host_multiply_columns(sum, [&](int row, int k) { return host_from_shared(a, row, k); }, second, adds, is_half);
 }
 
-// ldmatrix of four matrices.
-static void host_load_matrices(unsigned (&matrix)[4], unsigned row)
-{
-    int lane = current->thread.x % 32;
-    current->warp->word[lane][0] = row;
-    __syncwarp();
-    for (int index = 0; index < 4; ++index) {
-        unsigned at = current->warp->word[index * 8 + lane / 4][0];
-        if (at % 16) {
-            fprintf(stderr, "a row of a matrix at an odd place\n");
-            abort();
-        }
-        memcpy(&matrix[index], host_shared() + at + lane % 4 * 4, 4);
-    }
-    __syncwarp();
-}
-
-// stmatrix of four transposed matrices.
-static void host_store_matrices(unsigned address, const unsigned (&word)[4])
-{
-    int lane = current->thread.x % 32;
-    for (int index = 0; index < 4; ++index) {
-        current->warp->word[lane][index] = word[index];
-    }
-    __syncwarp();
-    for (int i = 0; i < 8; ++i) {
-        unsigned pair = current->warp->word[i * 4 + lane % 8 / 2][lane / 8];
-        unsigned short value = (unsigned short)(pair >> lane % 2 * 16);
-        memcpy(host_shared() + address + i * 2, &value, 2);
-    }
-    __syncwarp();
-}
+void host_load_matrices(unsigned (&matrix)[4], unsigned row);
+void host_store_matrices(unsigned address, const unsigned (&word)[4]);
 
 // The greater of two pairs, of a kind as PTX calls it.
 static unsigned host_greater_pair(unsigned a, unsigned b, const char* kind)
@@ -436,80 +306,14 @@ static void store_words_in_cluster(const void* target, int rank, float4 value)
         store_word_in_cluster((const float*)target + index, rank, word[index]);
     }
 }
-static void arrive_in_cluster()
-{
-    if (++cluster_barrier.arrived == cluster_threads) {
-        cluster_barrier.arrived = 0;
-        ++cluster_barrier.passed;
-    }
-}
-static void wait_in_cluster()
-{
-    int wanted = ++current->cluster_turns;
-    while (cluster_barrier.passed < wanted) {
-        yield();
-    }
-}
+void arrive_in_cluster();
+void wait_in_cluster();
 
 // Barriers that count arrivals and bytes.
-static void end_phase(PhaseBarrier& barrier)
-{
-    if (barrier.waiting == 0 && barrier.bytes == 0) {
-        barrier.waiting = barrier.count;
-        ++barrier.phase;
-    }
-}
-static void host_arrive(unsigned at, int bytes)
-{
-    PhaseBarrier& barrier = current->own->phases.at(at);
-    --barrier.waiting;
-    barrier.bytes += bytes;
-    end_phase(barrier);
-}
+void host_make_barrier(unsigned at, int count);
+void host_arrive(unsigned at, int bytes);
+void host_wait(unsigned at, int parity);
+void host_copy_box(unsigned target, const void* map, unsigned at, const int (&first)[5]);
+void host_store_box(unsigned source, const void* map, int first, int line);
 
-// What the copy engine is told of a tensor here: elements of 16 bits, lines of a box permuted by exclusive or. Strides in bytes.
-struct HostMap {
-    const unsigned char* address;
-    long sizes[5], strides[5];
-    int box[5];
-};
-static void host_copy_box(unsigned target, const void* map, unsigned at, const int (&first)[5])
-{
-    const HostMap& tensor = *(const HostMap*)map;
-    int width = tensor.box[0] * 2, count = 1;
-    for (int size : tensor.box) {
-        count *= size;
-    }
-    for (int index = 0; index < count; ++index) {
-        const unsigned char* source = tensor.address;
-        bool inside = true;
-        for (int axis = 0, left = index; axis < 5; left /= tensor.box[axis++]) {
-            int place = first[axis] + left % tensor.box[axis];
-            inside &= place < tensor.sizes[axis];
-            source += place * tensor.strides[axis];
-        }
-        unsigned short element = 0;
-        if (inside) {
-            memcpy(&element, source, 2);
-        }
-        unsigned place = target + index * 2;
-        memcpy(host_shared() + (place ^ (place >> 7) % (width / 16) * 16), &element, 2);
-    }
-    PhaseBarrier& barrier = current->own->phases.at(at);
-    barrier.bytes -= count * 2;
-    end_phase(barrier);
-}
-
-// Stores a box of two axes, its lines of 128 bytes, those beyond the tensor left out.
-static void host_store_box(unsigned source, const void* map, int first, int line)
-{
-    const HostMap& tensor = *(const HostMap*)map;
-    for (int index = 0; index < tensor.box[0] * tensor.box[1]; ++index) {
-        int along = first + index % tensor.box[0], across = line + index / tensor.box[0];
-        unsigned place = source + index * 2;
-        if (along < tensor.sizes[0] && across < tensor.sizes[1]) {
-            memcpy((unsigned char*)tensor.address + along * 2 + across * tensor.strides[1],
-                   host_shared() + (place ^ (place >> 7) % 8 * 16), 2);
-        }
-    }
-}
+void call_kernel(void** bound); // the kernel, with what is bound to it

@@ -24,9 +24,9 @@ from npu_compiler.artifact.plan import Argument, ExecutionPlan, KernelCall, Role
 __all__ = ["HAS_COMPILER", "keep_compiled_in", "run_on_host", "run_plan_on_host"]
 
 HAS_COMPILER = shutil.which("g++") is not None
-_HEADER = Path(__file__).with_name("host_kernels.h")
-_COMMAND = ("g++", "-std=c++17", "-O1", "-w", "-fPIC", "-fno-gnu-unique", "-U_FORTIFY_SOURCE")
-_compiled: Path | None = None  # a folder with the header as the compiler keeps it, and what the session has compiled
+_HEADER, _THREADS = (Path(__file__).with_name(name) for name in ("host_kernels.h", "host_threads.cpp"))
+_COMMAND = ("g++", "-std=c++17", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE")
+_compiled: Path | None = None  # a folder for all that the session compiles
 _FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\((?:[^()]|\([^()]*\))*\)\n\{{\n.*?\n\}}\n"
 _ONE_LINE = re.compile(r"\{ asm volatile\([^{}]*\); \}")
 _STATEMENTS = {
@@ -102,10 +102,7 @@ _FUNCTIONS = {
         "    return uint(host_float8_e4m3(first)) | uint(host_float8_e4m3(second)) << 8;\n}\n"
     ),
     "transposed": "inline uint transposed(uint matrix) { return host_transposed(matrix); }\n",
-    "make_barrier": (
-        "inline void make_barrier(uint barrier, int count)\n{\n"
-        "    current->own->phases[barrier] = {count, count, 0, 0};\n}\n"
-    ),
+    "make_barrier": "inline void make_barrier(uint barrier, int count) { host_make_barrier(barrier, count); }\n",
     "publish_barriers": "inline void publish_barriers() {}\n",
     "arrive": "inline void arrive(uint barrier) { host_arrive(barrier, 0); }\n",
     "arrive_with_copies": "inline void arrive_with_copies(uint barrier) { host_arrive(barrier, 0); }\n",
@@ -113,10 +110,7 @@ _FUNCTIONS = {
         "inline void arrive_at(int number, int threads)\n{\n    count_in(current->own->named[number], threads);\n}\n"
     ),
     "arrive_and_expect": "inline void arrive_and_expect(uint barrier, int bytes) { host_arrive(barrier, bytes); }\n",
-    "wait_for_phase": (
-        "inline void wait_for_phase(uint barrier, int parity)\n{\n"
-        "    while (current->own->phases.at(barrier).phase % 2 == parity) { yield(); }\n}\n"
-    ),
+    "wait_for_phase": "inline void wait_for_phase(uint barrier, int parity) { host_wait(barrier, parity); }\n",
     "prefetch_map": "inline void prefetch_map(const TensorMap&) {}\n",
     "copy_lines": (
         "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
@@ -162,114 +156,36 @@ _FUNCTIONS = {
 }
 _ALONG_Y = "__cluster_dims__(1, SPLITS, 1)"  # the clusters that a kernel declares by itself
 _ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
-_RUN = r"""
-constexpr size_t STACK_BYTES = 1 << 14; // kernels take less than 3 KB
-static void** bound;
-static void call_kernel();
-static void enter()
-{
-    call_kernel();
-    current->finished = true;
-    _longjmp(scheduler, 1);
-}
-static int run_cluster(Dim first, Dim cluster, int block, int shared)
-{
-    int count = cluster.x * cluster.y;
-    cluster_barrier = Barrier();
-    std::vector<Block> blocks(count);
-    std::vector<Warp> warps(count * block / 32);
-    std::vector<Fiber> fibers(count * block);
-    static std::vector<char> stacks; // kept: new pages take the system longer than the kernel runs
-    stacks.assign(fibers.size() * STACK_BYTES, char(0xff));
-    cluster_blocks.clear();
-    for (Block& each : blocks) {
-        each.shared.assign(shared + 1024, 0xff);
-        cluster_blocks.push_back(&each);
-    }
-    for (int number = 0; number < count * block; ++number) {
-        Fiber& fiber = fibers[number];
-        int rank = number / block;
-        fiber.thread = {number % block, 0, 0};
-        fiber.block = {first.x + rank % cluster.x, first.y + rank / cluster.x, first.z};
-        fiber.own = &blocks[rank];
-        fiber.warp = &warps[number / 32];
-        getcontext(&fiber.start);
-        fiber.start.uc_stack.ss_sp = &stacks[number * STACK_BYTES];
-        fiber.start.uc_stack.ss_size = STACK_BYTES;
-        makecontext(&fiber.start, enter, 0);
-    }
-    for (long turns = 0, left = 1; left > 0; ++turns) {
-        left = 0;
-        for (Fiber& fiber : fibers) {
-            if (!fiber.finished) {
-                ++left;
-                resume(fiber);
-            }
-        }
-        if (turns > 10000000) {
-            return 1;
-        }
-    }
-    for (size_t number = 0; number < fibers.size(); ++number) {
-        if (stacks[number * STACK_BYTES] != char(0xff)) {
-            fprintf(stderr, "a thread needs more than %zu bytes of stack\n", STACK_BYTES);
-            abort();
-        }
-    }
-    return 0;
-}
-extern "C" int run(void** pointers, int x, int y, int z, int block, int cluster_x, int cluster_y, int shared)
-{
-    bound = pointers;
-    grid_size = {x, y, z};
-    block_threads = block;
-    cluster_threads = block * cluster_x * cluster_y;
-    int failed = 0;
-    for (Dim first = {0, 0, 0}; first.z < z; ++first.z) {
-        for (first.y = 0; first.y < y; first.y += cluster_y) {
-            for (first.x = 0; first.x < x && !failed; first.x += cluster_x) {
-                failed = run_cluster(first, {cluster_x, cluster_y, 1}, block, shared);
-            }
-        }
-    }
-    return failed;
-}
-"""
 
 
 def keep_compiled_in(folder: Path) -> None:
-    """Names the folder in which the processes of a session have the header and kernels, each compiled by the first."""
+    """Names the folder in which the processes of a session have what one of them compiled."""
     global _compiled
     folder.mkdir(exist_ok=True)
     _compiled = folder
 
 
-def _header_options() -> list[str]:
-    """What includes the header: reading it takes a third of the time that a kernel does."""
-    if _compiled is None:
-        return ["-include", str(_HEADER)]
-    copy = _compiled / _HEADER.name
-    compiled = copy.with_name(f"{copy.name}.gch")
-    if not compiled.exists():
-        shutil.copy(_HEADER, copy)
-        own = _compiled / f"{os.getpid()}.gch"
-        command = [*_COMMAND, "-x", "c++-header", "-o", str(own), str(copy)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        own.replace(compiled)
-    return ["-include", str(copy)]
+def _made(target: Path, *options: str) -> Path:
+    """What the compiler makes of the options; other processes see the whole of it, or nothing."""
+    if not target.exists():
+        own = target.with_name(f"{os.getpid()}.{target.name}")
+        subprocess.run([*_COMMAND, *options, "-o", str(own)], check=True, capture_output=True, text=True)
+        own.replace(target)
+    return target
 
 
 def _library(text: str, folder: Path) -> Path:
     """A kernel's text, as `_translated` gives it, compiled."""
     place = _compiled or folder
     library = place / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
-    if not library.exists():
-        source, own = folder / f"{library.stem}.cpp", place / f"{library.stem}.{os.getpid()}"
-        source.write_text(text)
-        command = [*_COMMAND, "-shared", *_header_options(), "-o", str(own), str(source)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        own.replace(library)
-    return library
+    if library.exists():
+        return library
+    threads = _made(place / "threads.o", "-c", str(_THREADS))
+    header = _made(place / f"{_HEADER.name}.gch", "-x", "c++-header", str(_HEADER))
+    source = folder / "kernel.cpp"
+    source.write_text(text)
+    # Included by its name, the header is read as it was compiled: otherwise that takes a third of a kernel's time.
+    return _made(library, "-shared", "-include", str(header.with_suffix("")), str(source), str(threads))
 
 
 def run_on_host(
@@ -401,5 +317,5 @@ def _translated(text: str, entry: str, arguments: Sequence[Argument]) -> str:
         "template <typename First, typename... Rest> struct Pick<0, First, Rest...> { typedef First type; };\n"
         "template <int N, typename... Types> typename Pick<N, Types...>::type pointer_of(void (*)(Types...));\n"
     )
-    calling = f"static void call_kernel() {{ {entry}({passed}, *(const Params*)bound[{len(arguments)}]); }}\n"
-    return text + "\n" + pick + _RUN + calling
+    calling = f"void call_kernel(void** bound) {{ {entry}({passed}, *(const Params*)bound[{len(arguments)}]); }}\n"
+    return text + "\n" + pick + calling
