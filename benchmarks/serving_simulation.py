@@ -17,7 +17,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ import numpy as np
 from npu_text.batching.driver import Driver
 from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, Prefill, Stepped
 from npu_text.batching.texts import Event, Text, TextRequest
-from npu_text.serving.core import _SECONDS_OF_EVENT
+from npu_text.serving.events import SECONDS_OF_EVENT, EventPace
 from npu_text.serving.server import _SWITCH_SECONDS
 
 __all__ = ["Client", "Costs", "LoopCosts", "main", "simulate"]
@@ -41,7 +41,7 @@ class LoopCosts:
         event: For an event of a stream.
         end: For the end of a stream.
         token: For the news of a token, told or not.
-        pace: As `core._SECONDS_OF_EVENT`.
+        pace: As `SECONDS_OF_EVENT`.
     """
 
     request: float = 1.2
@@ -49,7 +49,7 @@ class LoopCosts:
     event: float = 0.03
     end: float = 0.25
     token: float = 0.0015
-    pace: float = 1000 * _SECONDS_OF_EVENT
+    pace: float = 1000 * SECONDS_OF_EVENT
 
     def times(self, factor: float) -> LoopCosts:
         """The same on another processor."""
@@ -252,7 +252,7 @@ class _Loop:
         """Over a model; `leave` is called when a client has the end of its text."""
         self._model, self._costs, self._leave = model, costs, leave
         self._untold: dict[Text, bool] = {}  # who was told longest ago comes first; whether there is anything
-        self._events = self._looked = 0.0
+        self._pace = EventPace(costs.pace)
 
     def do(self, milliseconds: float, then: Callable[[], None]) -> None:
         """Something, when all before is done."""
@@ -284,11 +284,9 @@ class _Loop:
                 self._untold[event.text] = True
             else:
                 self._tell(event.text)
-        now, most = self._model.now, max(1, len(self._untold))
-        self._events, self._looked = min(self._events + (now - self._looked) / self._costs.pace, most), now
-        for text in list(islice((text for text, is_due in self._untold.items() if is_due), int(self._events))):
+        waiting = (text for text, has_news in self._untold.items() if has_news)
+        for text in self._pace.due(waiting, len(self._untold), self._model.now):
             self._tell(text)
-            self._events -= 1
 
     def _tell(self, text: Text) -> None:
         self._untold.pop(text, None)

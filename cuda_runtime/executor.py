@@ -236,11 +236,11 @@ class CUDAExecutor(Executor):
         ordered: bool = False,
     ) -> dict[str, CUDATensor]:
         values, given = self._recognized(inputs, weights)
-        last = self._own_stream
-        for each in given:
-            if each.producer is not None and each.producer != last and not ordered:
-                last = each.producer
-                self._cuda.order(last, self._own_stream)
+        if not ordered:
+            own = self._own_stream
+            for producer in {each.producer for each in given}:
+                if producer is not None and producer != own:
+                    self._cuda.order(producer, own)
         call = self._calls.find(values, given, weights, waits)
         free = outputs or self._ring.take()
         taken = free or self._calls.spare(self._new_outputs)

@@ -14,7 +14,7 @@ from npu_compiler.errors import InputError
 from npu_text.serving.answers import Piece
 from npu_text.serving.core import TextJob
 from npu_text.serving.errors import APIError
-from npu_text.serving.events import DONE, PING, TextEvent, event
+from npu_text.serving.events import PING, TextEvent, ending, event
 from npu_text.serving.protocol import ChatRequest, Message, NamedTool, Tool
 from npu_text.serving.service import Service, finish_error, new_id, usage
 from npu_text.serving.tool_calls import ToolCall, ToolCalls
@@ -110,9 +110,10 @@ class Chat:
                 left -= bool(piece.finish)
                 if left and told:
                     yield told
+            last = None
             if self._wants_usage:
-                told += event(self._head("chat.completion.chunk") | {"choices": [], "usage": usage([answers])})
-            yield told + DONE  # at once: each part is sent, and wakes the client, by itself
+                last = self._head("chat.completion.chunk") | {"choices": [], "usage": usage([answers])}
+            yield ending(told, last)
 
     @property
     def _wants_usage(self) -> bool:

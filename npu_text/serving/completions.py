@@ -14,7 +14,7 @@ from npu_text.batching.engine import Chosen
 from npu_text.serving.answers import Answers, Piece
 from npu_text.serving.core import TextJob
 from npu_text.serving.errors import APIError
-from npu_text.serving.events import DONE, PING, TextEvent, event
+from npu_text.serving.events import PING, TextEvent, ending, event
 from npu_text.serving.protocol import CompletionRequest
 from npu_text.serving.service import Service, finish_error, new_id, usage
 
@@ -111,9 +111,10 @@ class Completion:
                 if left:
                     yield told
             options = self._request.stream_options
+            last = None
             if options is not None and options.include_usage:
-                told += event(self._head() | {"choices": [], "usage": usage(self._by_prompt(answers))})
-            yield told + DONE  # at once: each part is sent, and wakes the client, by itself
+                last = self._head() | {"choices": [], "usage": usage(self._by_prompt(answers))}
+            yield ending(told, last)
 
     def _read(self, number: int, choice: _Choice, piece: Piece) -> None:
         text, offsets = self._echoes[number // (self._request.n or 1)]

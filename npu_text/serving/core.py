@@ -7,21 +7,16 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 
 from npu_text.batching.driver import Driver
 from npu_text.batching.engine import BatchEngine
 from npu_text.batching.text_guesser import guessing
 from npu_text.batching.texts import Event, Limits, Text, TextRequest, Turn
 from npu_text.serving.answers import Answer, Answers
+from npu_text.serving.events import EventPace
 from npu_text.serving.vocabulary import Vocabulary
 
 __all__ = ["Core", "Listener", "TextJob"]
-
-# Of time for each event of a stream, on average. An event takes the loop a sixth to a quarter as long: were each token
-# an event, they would fill the time of short steps, and new requests, whose lanes are idle until they are read, and the
-# engine's thread would wait for the loop's.
-_SECONDS_OF_EVENT = 240e-6
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,7 @@ class Core:
         self.driver = Driver(engine, self._deliver, limits, self._observe)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._entries: dict[Text, _Entry] = {}  # who was told longest ago comes first
-        self._events = 0.0  # that there is time for
-        self._looked = 0.0  # when that was so
+        self._pace = EventPace()  # of streams that have news
 
     @property
     def open(self) -> int:
@@ -169,16 +163,9 @@ class Core:
                 self._listener.ended(event.finish, len(text.request.prompt), text.shared, text.added)
         for seconds, count in more.items():
             self._listener.more_tokens(seconds, count)
-        self._tell_some(now)
-
-    def _tell_some(self, now: float) -> None:
-        """Tells as many streams of their news as there is time for, and leaves the others their turn."""
-        self._events = min(self._events + (now - self._looked) / _SECONDS_OF_EVENT, max(1, len(self._entries)))
-        self._looked = now
         waiting = (text for text, entry in self._entries.items() if entry.is_eager and not entry.is_told)
-        for text in list(islice(waiting, int(self._events))):
+        for text in self._pace.due(waiting, len(self._entries), now):
             self._tell(text)
-            self._events -= 1
 
     def _tell(self, text: Text) -> None:
         entry = self._entries[text] = self._entries.pop(text)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -165,26 +165,19 @@ def test_an_array_may_change_where_a_run_is_not_waited_for(executor: CUDAExecuto
 
 
 def test_executors_side_by_side(backend: PretendedBackend, rng: np.random.Generator) -> None:
-    program, failures = _program(SHAPE), []
+    program = _program(SHAPE)
     siblings = [backend.sibling() for _ in range(4)]
     for each in siblings:
         each.steps = _add
     executors = [CUDAExecutor(program, each) for each in siblings]
 
     def work(executor: CUDAExecutor, given: dict[str, NDArray[Any]]) -> None:
-        try:
-            for number in range(20):
-                given["x0"][...] = number
-                np.testing.assert_array_equal(_only(executor.compute(given)), _sum(given))
-        except BaseException as error:
-            failures.append(error)
+        for number in range(20):
+            given["x0"][...] = number
+            np.testing.assert_array_equal(_only(executor.compute(given)), _sum(given))
 
-    threads = [threading.Thread(target=work, args=(each, _arrays(rng))) for each in executors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(len(executors)) as pool:
+        list(pool.map(work, executors, [_arrays(rng) for _ in executors]))  # raises what one of them did
 
 
 def test_the_arrays_are_let_go_once_the_run_is_over(executor: CUDAExecutor, rng: np.random.Generator) -> None:

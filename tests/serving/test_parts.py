@@ -21,7 +21,7 @@ from npu_text.serving.chat import Chat
 from npu_text.serving.chat_template import ChatTemplate
 from npu_text.serving.completions import Completion
 from npu_text.serving.core import TextJob
-from npu_text.serving.events import TextEvent, event
+from npu_text.serving.events import EventPace, TextEvent, event
 from npu_text.serving.protocol import ChatRequest, CompletionRequest, Message
 from npu_text.serving.tool_calls import ToolCall, ToolCalls
 from npu_text.serving.vocabulary import Vocabulary
@@ -244,7 +244,7 @@ def test_streams_are_told_in_turn_where_there_is_no_time_for_all(monkeypatch: py
     """The first token and the end at once, and nobody twice while another waits."""
     clock, service = [1.0], make_service()
     monkeypatch.setattr("npu_text.serving.core.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("npu_text.serving.core._SECONDS_OF_EVENT", 1.0)
+    monkeypatch.setattr(service.core, "_pace", EventPace(1.0))
     jobs = [TextJob(TextRequest((number,), 50)) for number in range(6)]
     told: list[int] = []
 

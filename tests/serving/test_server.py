@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from npu_text.batching.texts import Limits
+from npu_text.serving.events import EventPace
 from tests.support.serving import END, MODEL, Server, serve
 from tests.support.simulated_engine import SimulatedEngine
 
@@ -84,7 +85,7 @@ def test_an_event_holds_several_tokens_where_there_is_no_time_for_each(
     url, body = f"{server.url}/v1/completions", {"model": MODEL, "prompt": "Hi", "max_tokens": 40, "ignore_eos": True}
     body |= {"seed": 4, "logprobs": 1}
     whole = httpx.post(url, json=body).json()["choices"][0]
-    monkeypatch.setattr("npu_text.serving.core._SECONDS_OF_EVENT", 60.0)
+    monkeypatch.setattr(server.service.core, "_pace", EventPace(60.0))
     choices = [chunk["choices"][0] for chunk in events(httpx.post(url, json=body | {"stream": True}).text)]
     assert len(choices) <= 3
     assert "".join(choice["text"] for choice in choices) == whole["text"]
