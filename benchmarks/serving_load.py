@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ __all__ = ["Load", "ask", "main", "measure", "span_answered", "throughput"]
 
 _ROUNDS = 5  # of steps; others may have the machine meanwhile
 _ROOT = Path(__file__).parents[1]
+_LATER = "all clients, each answered before: tokens/s"
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,20 @@ def measure(folder: Path, device: str | None, load: Load) -> Iterator[dict[str, 
         load: What clients ask for.
     """
     devices = device.split(",") if device else [None]
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # which gives its memory on the device back
-        alone_here = pool.submit(
-            _engine_figures, folder, devices[0], ceil_div(load.clients, len(devices)), load
-        ).result()
-    vocabulary = GenerationSpec.load(folder).vocabulary
+    most = ceil_div(load.clients, len(devices))
+    alone_here = _apart(_engine_figures, folder, devices[0], most, load)
+    vocabulary, steps = GenerationSpec.load(folder).vocabulary, alone_here["decode step of lanes, ms"]
     yield {
         "machine": alone_here.pop("machine") | {"devices": len(devices), "date": f"{date.today()}"},
         "clients": load.clients,
         "prompt, tokens": load.prompt,
         "answer, tokens": load.answer,
     } | alone_here
+    found: dict[str, Any] = {}
     with _server(folder, device) as (url, process):
-        yield from _asked(url, vocabulary, load, alone_here["decode step of lanes, ms"], len(devices))
+        for figures in _asked(url, vocabulary, load, steps[1]):
+            found |= figures
+            yield figures
         if load.requests:
             yield {"wear": wear(url, process.pid, load.requests)}
         said = answer(url, vocabulary)
@@ -96,28 +98,38 @@ def measure(folder: Path, device: str | None, load: Load) -> Iterator[dict[str, 
             "killed under load: answers again after, s": time.perf_counter() - started,
             "killed under load: answers the same again": same,
         }
+    after = _apart(_all_lanes_step, folder, devices[0], max(steps), load)
+    alone = 1000 * max(steps) * len(devices) / ((steps[max(steps)] + after) / 2)  # the device's pace changes with time
+    yield {
+        "decode step of all lanes after the load, ms": after,
+        "all clients over the decode step alone": found["all clients, tokens/s"] / alone,
+        "all clients, each answered before: over the decode step alone": found[_LATER] / alone,
+    }
 
 
-def _asked(url: str, vocabulary: int, load: Load, steps: Mapping[int, float], devices: int) -> Iterator[dict[str, Any]]:
-    """What clients got, beside what the steps alone take."""
+def _apart(call: Callable[..., Any], *arguments: object) -> Any:
+    """What a call gives in another process, which then gives its memory on the device back."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+def _asked(url: str, vocabulary: int, load: Load, step: float) -> Iterator[dict[str, Any]]:
+    """What clients got; `step` is what one text's takes, in milliseconds."""
     ask(url, vocabulary, load, load.clients, 2.0)  # what is made when it is first asked for
     alone = ask(url, vocabulary, load, 1, load.seconds)
     one = throughput(alone)
     between = [(record["end"] - record["first"]) / (record["tokens"] - 1) for record in alone]
     yield {
         "one client, tokens/s": one,
-        "one client: time for a token over the decode step": 1000 * median(between) / steps[1],
+        "one client: time for a token over the decode step": 1000 * median(between) / step,
         "one client: first token, ms": 1000 * median(record["first"] - record["asked"] for record in alone),
     }
     records = ask(url, vocabulary, load, load.clients, load.seconds)
     most, later = throughput(records), throughput(records, span_answered(records))
-    of_steps = steps[max(steps)] / (1000 * max(steps) * devices)
     yield {
         "all clients, tokens/s": most,
         "all clients over one": most / one,
-        "all clients over the decode step alone": most * of_steps,
-        "all clients, each answered before: tokens/s": later,
-        "all clients, each answered before: over the decode step alone": later * of_steps,
+        _LATER: later,
     }
     period = 2 * load.clients * load.answer / most
     half = ask(url, vocabulary, load, load.clients, load.seconds + 2 * period, period)
@@ -157,6 +169,14 @@ def _engine_figures(folder: Path, device: str | None, clients: int, load: Load) 
     if most > 1:
         figures |= _together(engine, most, load)
     return figures | {"without a server, tokens/s": _driver_rate(engine, most, load)}
+
+
+def _all_lanes_step(folder: Path, device: str | None, lanes: int, load: Load) -> float:
+    """What a step of all lanes takes, in milliseconds; to be called in another process."""
+    from npu_runtime import Device
+    from npu_text.batching.paged_engine import PagedEngine
+
+    return 1000 * _lanes_seconds(PagedEngine(folder, Device(device)), lanes, load)
 
 
 def _chunk_seconds(engine: Any, tokens: int, together: int = 1) -> float:

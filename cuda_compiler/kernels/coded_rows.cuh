@@ -35,11 +35,7 @@ struct Belongings {
     __device__ __forceinline__ void make_numbers(
         uint (&number)[4], const uint (&word)[COUNT], int octet, int side, const Codebook& codebook) const
     {
-        uint subtracted = zero_pair(float(ZERO));
-        if (ZEROS) {
-            subtracted = zero_pair(float(zero_of(zero[side], group)));
-        }
-        octet_in_order(number, word, octet, subtracted, codebook);
+        octet_less_zero(number, word, octet, zero[side], group, codebook);
         #pragma unroll
         for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
             number[pair] = scaled_pair(number[pair], scale[side], bias[side]);

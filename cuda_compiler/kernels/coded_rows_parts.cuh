@@ -1,6 +1,6 @@
 // What kernels share that turn packed codes into numbers in registers: how codes and vectors lie in shared memory,
-// where scales, zero points and biases are, and how the blocks of a cluster add their parts of a tile. A tile is TILE_N
-// rows of the matrix; the columns of tensor cores' products are the vectors. A span is SPAN places of k.
+// and how the blocks of a cluster add their parts of a tile. A tile is TILE_N rows of the matrix; the columns of tensor
+// cores' products are the vectors. A span is SPAN places of k.
 constexpr int SPANS = (COMMON + SPAN - 1) / SPAN;
 constexpr int CODE_ROW = SPAN * BITS / 8, CODE_BYTES = TILE_N * CODE_ROW, ROW_BYTES = COMMON * BITS / 8;
 constexpr int COLUMN_BLOCKS = (VECTORS + 7) / 8, COLUMNS = COLUMN_BLOCKS * 8;
@@ -14,41 +14,6 @@ static_assert(BITS == 4 || BITS == 8, "whole words have whole codes");
 static_assert(TILE_N % PART_N == 0 && PART_N % VALUES == 0, "stores take whole parts");
 static_assert(
     COLUMNS % GATHERED == 0 && (COLUMNS == GATHERED || CLUSTER == 1), "clusters put all sums together at once");
-
-// Scales, zero points and biases of groups of codes.
-struct Groups {
-    const scale_t* scales;
-    const zero_t* zeros;
-    const bias_t* biases;
-};
-
-// The row of scales, zero points or biases that a row of the matrix has; the last row's behind that.
-__device__ __forceinline__ long long row_of_scales(int row, const Params& p)
-{
-    return (row < p.outputs ? row : p.outputs - 1) / ROWS;
-}
-
-// The scale, zero point and bias of a group of such a row, as loaded.
-__device__ __forceinline__ void load_belonging(
-    scale_t& scale, zero_t& zero, bias_t& bias, const Groups& b, long long own, int group, const Params& p)
-{
-    if (!ONE_GROUP) {
-        scale = b.scales[own * p.scale_row + group * SCALE_GROUP];
-    }
-    if (ZEROS) {
-        zero = b.zeros[own * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
-    }
-    if (BIASES) {
-        bias = b.biases[own * p.bias_row + group * BIAS_GROUP];
-    }
-}
-
-// The zero point of a group, whose byte may have those of others.
-__device__ __forceinline__ int zero_of(zero_t zero, int group)
-{
-    int bits = int(zero);
-    return ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits;
-}
 
 // Sends each block of the cluster its share of the sums, by THREADS threads.
 template <int THREADS>

@@ -7,25 +7,20 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from cuda_compiler.anchors import AnchoredGroup
-from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.bulk_tilings import bulk_candidates
+from cuda_compiler.products.code_numbers import numbers_ahead
 from cuda_compiler.products.coded_rows import coded_rows_microseconds, coded_rows_options, suits_coded_rows
 from cuda_compiler.products.grouped_matvec import suits_codes
 from cuda_compiler.products.product import are_along_k
 from cuda_compiler.tiles.lowering import bytes_of_a_result
 from cuda_compiler.tiles.tiling import Asked
-from npu_compiler.artifact.plan import CallOption, KernelCall
+from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.loops import in_memory_order
 from npu_compiler.lowering.problems.forms import Dequantised, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.expr import Ref
-from npu_compiler.tensor.layout import Layout
-from npu_compiler.tensor.trace import Map, TracedTensor
 
 __all__ = ["loads_packed", "packed_options"]
 
@@ -60,8 +55,8 @@ def packed_options(
         others: Gives those of a product of numbers in memory, the last one for any device.
     """
     coded, lowering, device = coded_rows_options(found, around), around.lowering, around.device
-    made, calls = _numbers_ahead(found, lowering)
-    ahead = [replace(option, calls=(*calls, *option.calls)) for option in others(made, around)]
+    made, call = numbers_ahead(found, lowering)
+    ahead = [replace(option, calls=(call, *option.calls)) for option in others(made, around)]
     asked = Asked(found.m, found.n, found.k, 1, bytes_of_a_result(found, around.group, lowering))
     if coded_rows_microseconds(found, device) <= _microseconds_ahead(asked, _code_bytes(found), device):
         return [*coded, *ahead]
@@ -91,17 +86,3 @@ def _microseconds_ahead(asked: Asked, code_bytes: float, device: DeviceModel) ->
     plain = min((found.microseconds for found in bulk_candidates(asked, device)), default=inf)
     moved = asked.n * asked.k * (code_bytes + 2)
     return plain + device.microseconds(moved / (device.memory_a_clock * costs.made_ahead))
-
-
-def _numbers_ahead(found: Product, lowering: Lowering) -> tuple[Product, list[KernelCall]]:
-    """The product of numbers that a launch of its own has made, and that launch."""
-    codes, dtype = found.b.operand, found.a.dtype
-    assert isinstance(codes, GroupedCodes)
-    shape = codes.shape
-    place = lowering.scratch(found.n * found.k * dtype.size)
-    order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
-    layout = Layout(shape, shape, order)
-    tensor = TracedTensor(place, codes.tensor.name, shape, dtype, layout, "plain", Map(codes.expr))
-    work = Group(tensor, None, codes.expr, shape, tensor.view, (f"numbers of {codes.tensor.name}",))
-    calls = lower_elementwise(in_memory_order(work), lowering)
-    return found.with_operand(1, Operand(tensor, Ref(place, tensor.view))), [*calls]

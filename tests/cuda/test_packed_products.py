@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_runtime import Device, load
 from tests.cuda.kernels import check_plan_compiles, kernels_for
+from tests.support.host_kernels import HAS_COMPILER, run_on_host
 
 SIZES = [
     ByWarpgroups(0, 1, groups, most, places)
@@ -87,16 +89,19 @@ class PackedProduct(torch.nn.Module):
     def inputs(self, m: int) -> Tensor:
         return torch.randn(m, self.columns, generator=torch.Generator().manual_seed(m)).to(self.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        exact = x.dtype == torch.float64
-        scales = self.scales.double() if exact else self.scales
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """What codes stand for, [n, k]; computed in float64 where they are of that type."""
+        scales = self.scales.double() if dtype == torch.float64 else self.scales
         plain = self.form.codebook or self.form.kind != torch.uint8
         parts = (getattr(self, name, None) for name in ("zeros", "biases", "entries"))
-        made = torch.ops.npu_codes.dequantize(
+        made: Tensor = torch.ops.npu_codes.dequantize(
             *(self.codes, scales, *parts, self.form.bits, self.columns, self.form.group),
-            *(1, 0 if plain else 8, x.dtype),
+            *(1, 0 if plain else 8, dtype),
         )
-        return F.silu(F.linear(x, made))
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(F.linear(x, self.numbers(x.dtype)))
 
     def compiled(self, m: int) -> CompiledProgram:
         return npu_compiler.compile(npu_compiler.extract(self.eval(), (self.inputs(m),)), target="cuda")
@@ -135,7 +140,7 @@ def check(model: PackedProduct, m: int, device: Device) -> None:
 def test_numbers_are_made_in_registers(form: Form) -> None:
     plan = PackedProduct(160, 384, form).compiled(130).main
     assert "warpgroup_codes" in {kernel.entry for kernel in kernels_for(plan, 90)}
-    assert {kernel.entry for kernel in kernels_for(plan, 80)} == {"elementwise", "matmul"}
+    assert {kernel.entry for kernel in kernels_for(plan, 80)} == {"code_numbers", "matmul"}
     check_plan_compiles(plan, 90)
 
 
@@ -166,8 +171,30 @@ def test_numbers_are_made_ahead_where_many_rows_read_them() -> None:
         [plan.kernels[call.kernel].entry for call in option.calls if isinstance(call, KernelCall)]
         for option in options_of(plan.steps[0])
     ]
-    assert ways[0][0] == "elementwise"
+    assert ways[0][0] == "code_numbers"
     assert ["warpgroup_codes"] in ways
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_numbers_on_the_processor_are_rounded_once(form: Form, dtype: torch.dtype, tmp_path: Path) -> None:
+    """But for those of a codebook, which are rounded before their scale as well. The plan keeps scales in 16 bits."""
+    model = PackedProduct(41, 384, form, dtype)
+    plan, stored = model.compiled(130).main, dict(model.named_buffers())
+    if model.scales.dtype == torch.float32:
+        stored["scales"] = model.scales.half()
+        model.scales = stored["scales"].float()
+    calls = [call for step in plan.steps for option in options_of(step) for call in option.calls]
+    kernels = [call for call in calls if isinstance(call, KernelCall)]
+    call = next(call for call in kernels if plan.kernels[call.kernel].entry == "code_numbers")
+    tensors = {f"b_{name}": part.view(torch.uint8).numpy() for name, part in stored.items()}
+    made = run_on_host(plan, call, tensors, tmp_path)[: 41 * 384 * dtype.itemsize].copy()
+    found, exact = torch.from_numpy(made).view(dtype).view(41, 384), model.numbers(torch.float64)
+    if form.codebook:
+        assert ((found.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs()).all()
+    else:
+        assert found.equal(exact.to(dtype))
 
 
 @pytest.mark.parametrize("architecture", [70, 80])
