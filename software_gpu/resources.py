@@ -6,13 +6,14 @@ import mmap
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError
-from software_gpu.shared_memory import shared_memory
+from software_gpu.shared_memory import Range, shared_memory
 
 __all__ = ["BytesLike", "MTLBuffer", "MTLSize", "MTLSizeMake", "NSRange"]
 
@@ -61,7 +62,9 @@ class MTLBuffer:
         span: The address, and how many bytes it has.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], address: int, callers: NDArray[np.uint8] | None = None) -> None:
+    def __init__(
+        self, memory: Range | NDArray[np.uint8], address: int, callers: NDArray[np.uint8] | None = None
+    ) -> None:
         """A buffer over memory that the device has.
 
         Args:
@@ -69,11 +72,16 @@ class MTLBuffer:
             address: Where it begins.
             callers: Memory that the device has not, and whose content is in `memory` while commands run.
         """
-        self._memory, self._callers = memory, callers
+        self._held, self._callers = memory, callers
         self._length = memory.nbytes
         self._label: str | None = None
         self.address = address
         self.span = (address, self._length)
+
+    @cached_property
+    def _memory(self) -> NDArray[np.uint8]:
+        """Made when the host looks at it: most results are another kernel's before."""
+        return np.asarray(self._held)
 
     def length(self) -> int:
         return self._length
@@ -107,7 +115,7 @@ def allocate(length: int) -> MTLBuffer:
     if length <= 0:
         raise DeviceError(f"a buffer of {length} bytes was asked for; Metal makes none below 1 byte")
     memory = shared_memory().allocate(length)
-    return MTLBuffer(np.asarray(memory), memory.address)
+    return MTLBuffer(memory, memory.address)
 
 
 def as_bytes(data: BytesLike, length: int, what: str) -> NDArray[np.uint8]:
