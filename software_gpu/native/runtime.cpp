@@ -59,18 +59,39 @@ struct HelperArgument {
 };
 
 constexpr ulong stack_bytes = 65536 + 320;  // not a multiple of 4096: equal offsets would share cache sets
-constexpr uint spins_before_sleep = 4000;
+constexpr uint microseconds_before_sleep = 100;
 constexpr ulong few_threads = 512;  // elementwise, they take less time than waking a helper
 
 #if defined(__x86_64__)
 constexpr long futex_number = 202;
 static void relax() { __builtin_ia32_pause(); }
+static ulong ticks() { return __builtin_ia32_rdtsc(); }
+static ulong ticks_in(uint microseconds) { return microseconds * 2500ul; }  // at 2.5 GHz: its pace is told nowhere
 static void read_written_code() {}
 #else
 constexpr long futex_number = 98;
 static void relax() { __asm__ volatile("yield"); }
+static ulong ticks() {
+  ulong now;
+  __asm__ volatile("mrs %0, cntvct_el0" : "=r"(now));
+  return now;
+}
+static ulong ticks_in(uint microseconds) {
+  ulong second;
+  __asm__ volatile("mrs %0, cntfrq_el0" : "=r"(second));
+  return second * microseconds / 1000000;
+}
 static void read_written_code() { __asm__ volatile("isb"); }  // each thread drops what it has fetched ahead
 #endif
+// Looks at a word for so long, which no number of pauses tells: one takes from 1 to 50 ns. Returns whether it has left,
+// or come to, a value.
+static bool looks(uint* word, uint value, bool comes, uint microseconds) {
+  for (ulong begin = ticks(), limit = ticks_in(microseconds);;) {
+    if ((__atomic_load_n(word, __ATOMIC_SEQ_CST) == value) == comes) return true;
+    if (ticks() - begin > limit) return false;
+    relax();
+  }
+}
 static void futex_wait(uint* word, uint value) { syscall(futex_number, word, 128, value, nullptr, nullptr, 0); }
 static void futex_wake(uint* word) { syscall(futex_number, word, 129, 0x7fffffff, nullptr, nullptr, 0); }
 
@@ -102,11 +123,8 @@ static void work(Pool* pool, Worker* w) {
 }
 
 static uint next_generation(Pool* pool, uint seen) {
-  for (uint i = 0; i < spins_before_sleep; ++i) {
-    uint now = __atomic_load_n(&pool->generation, __ATOMIC_SEQ_CST);
-    if (now != seen) return now;
-    relax();
-  }
+  if (looks(&pool->generation, seen, false, microseconds_before_sleep))
+    return __atomic_load_n(&pool->generation, __ATOMIC_SEQ_CST);
   __atomic_fetch_add(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
   while (__atomic_load_n(&pool->generation, __ATOMIC_SEQ_CST) == seen) futex_wait(&pool->generation, seen);
   __atomic_fetch_sub(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
