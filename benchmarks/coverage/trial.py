@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ __all__ = ["STAGES", "Request", "try_model"]
 
 STAGES = ("extract", "partition", "compile", "run")
 _SEED = 0
+_ADDRESS = re.compile(r"0x[0-9a-f]{8,}|\b\d{12,}\b")
 _LONGEST_MESSAGE = 300
 _SILENT = 0.99  # a correlation below it, of a model that nothing refused, is a wrong answer until it is explained
 
@@ -66,7 +68,8 @@ def try_model(entry: Entry, request: Request) -> dict[str, Any]:
 
 
 def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[:_LONGEST_MESSAGE]
+    """Its words without the addresses of objects, which are others in each run."""
+    return _ADDRESS.sub("…", " ".join(str(error).split()))[:_LONGEST_MESSAGE]
 
 
 def _stages(entry: Entry, request: Request, record: dict[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ struct Header {
   ulong runtime, worker_offset, copy, move, set;  // what kernels link to
 };
 
-// Whoever sleeps is woken in 50 to 150 microseconds. While it wakes, and runs what it must, the other one looks.
+// Whoever sleeps is woken in 50 to 150 microseconds. While it wakes, and runs what it must, the other one spins.
 constexpr uint microseconds_before_host_sleeps = 40, microseconds_before_device_sleeps = 200;
 
 struct Time {
@@ -47,7 +47,7 @@ static void read_code_anew(ulong begin, ulong end) {
 }
 
 static uint next_request(Header* h, uint seen) {
-  if (looks(&h->request, seen, false, microseconds_before_device_sleeps))
+  if (spin_until(&h->request, seen, false, microseconds_before_device_sleeps))
     return __atomic_load_n(&h->request, __ATOMIC_SEQ_CST);
   __atomic_store_n(&h->device_waits, 1u, __ATOMIC_SEQ_CST);
   while (__atomic_load_n(&h->request, __ATOMIC_SEQ_CST) == seen) shared_futex_wait(&h->request, seen, nullptr);
@@ -103,7 +103,7 @@ extern "C" MSL_EXPORT const char* msl_device_serve(ulong file, ulong base, ulong
 // For the host. Waits for the end of a job; false when some time, or a signal, or a stray wake came first.
 extern "C" MSL_EXPORT bool msl_device_wait(msl::Header* h, uint request, uint milliseconds) {
   using namespace msl;
-  if (looks(&h->reply, request, true, microseconds_before_host_sleeps)) return true;
+  if (spin_until(&h->reply, request, true, microseconds_before_host_sleeps)) return true;
   __atomic_store_n(&h->host_waits, 1u, __ATOMIC_SEQ_CST);
   uint reply = __atomic_load_n(&h->reply, __ATOMIC_SEQ_CST);
   Time limit = {milliseconds / 1000, milliseconds % 1000 * 1000000l};

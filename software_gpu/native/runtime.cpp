@@ -83,11 +83,11 @@ static ulong ticks_in(uint microseconds) {
 }
 static void read_written_code() { __asm__ volatile("isb"); }  // each thread drops what it has fetched ahead
 #endif
-// Looks at a word for so long, which no number of pauses tells: one takes from 1 to 50 ns. Returns whether it has left,
-// or come to, a value.
-static bool looks(uint* word, uint value, bool comes, uint microseconds) {
+// Spins until a word equals a value, or differs from it; false after so long. A clock tells that, no number of pauses
+// does: one takes from 1 to 50 ns.
+static bool spin_until(uint* word, uint value, bool equal, uint microseconds) {
   for (ulong begin = ticks(), limit = ticks_in(microseconds);;) {
-    if ((__atomic_load_n(word, __ATOMIC_SEQ_CST) == value) == comes) return true;
+    if ((__atomic_load_n(word, __ATOMIC_SEQ_CST) == value) == equal) return true;
     if (ticks() - begin > limit) return false;
     relax();
   }
@@ -123,7 +123,7 @@ static void work(Pool* pool, Worker* w) {
 }
 
 static uint next_generation(Pool* pool, uint seen) {
-  if (looks(&pool->generation, seen, false, microseconds_before_sleep))
+  if (spin_until(&pool->generation, seen, false, microseconds_before_sleep))
     return __atomic_load_n(&pool->generation, __ATOMIC_SEQ_CST);
   __atomic_fetch_add(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
   while (__atomic_load_n(&pool->generation, __ATOMIC_SEQ_CST) == seen) futex_wait(&pool->generation, seen);

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.coverage.agreement import agreement
 from benchmarks.coverage.catalogue import catalogue
+from benchmarks.coverage.entry import Built, Entry
 from benchmarks.coverage.records import read_records, write_records
 from benchmarks.coverage.sums import missing, sums
 from benchmarks.coverage.trial import Request, try_model
@@ -76,6 +77,14 @@ def test_models_run(name: str) -> None:
 def test_a_model_that_takes_too_long_stops_no_other() -> None:
     records = {record["name"]: record for record in try_models(["torchvision/alexnet"], Request("cuda", "run"), 1, 0.0)}
     assert records["torchvision/alexnet"]["error"]["type"] == "TimeLimit"
+
+
+def test_messages_are_the_same_in_each_run() -> None:
+    def build() -> Built:
+        raise ValueError(f"given {object()!r}, whose number is {1 << 46}, in 4096 places")
+
+    error = try_model(Entry("a/broken", "none", build), Request("cuda", "partition"))["error"]
+    assert error["message"] == "given <object object at …>, whose number is …, in 4096 places"
 
 
 def test_agreement_is_the_lowest_correlation() -> None:
