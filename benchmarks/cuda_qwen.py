@@ -23,9 +23,11 @@ import npu_compiler
 from benchmarks.decoder_sizes import QWEN
 from npu_compiler.artifact.plan import ExecutionPlan
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.frontend.cached_decoder import CachedDecoder
+from npu_compiler.frontend.cached_decoder import CachedDecoder, cache_name
 
 __all__ = ["Qwen", "Reference", "Step", "accuracy", "as_numpy", "bound", "logits", "make_model"]
+
+_CACHE = cache_name(Qwen2ForCausalLM)  # looked up here, as PyTorch's compiler cannot
 
 
 @dataclass(frozen=True)
@@ -169,9 +171,9 @@ def logits(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
         input_ids=inputs["tokens"],
         attention_mask={"full_attention": visible[None, None] if len(positions) == 1 else None},
         position_ids=positions[None],
-        past_key_values=Cache(layers=layers),
         use_cache=True,
         logits_to_keep=1,
+        **{_CACHE: Cache(layers=layers)},
     )
     last: torch.Tensor = output.logits
     return last

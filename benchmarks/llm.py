@@ -84,11 +84,14 @@ def _eager_logits(model: Any, tokens: list[int]) -> NDArray[np.float32]:
 def _eager_rate(model: Any) -> float:
     """Tokens that PyTorch decodes in a second, with transformers' own cache."""
     transformers = import_extra("transformers", "llm")
-    cache, token, seconds = transformers.DynamicCache(), torch.zeros(1, 1, dtype=torch.long), []
+    from npu_compiler.frontend.cached_decoder import cache_name
+
+    token, seconds = torch.zeros(1, 1, dtype=torch.long), []
+    cache = {cache_name(model): transformers.DynamicCache()}
     with torch.inference_mode():
         for _ in range(1 + _EAGER_STEPS):
             started = perf_counter()
-            model(input_ids=token, past_key_values=cache, use_cache=True)
+            model(input_ids=token, use_cache=True, **cache)
             seconds.append(perf_counter() - started)
     return 1 / median(seconds[1:])
 

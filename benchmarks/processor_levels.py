@@ -106,17 +106,19 @@ class _Models:
 
     def eager(self) -> Actions:
         """The same by PyTorch: float32 images, bfloat16 text, with transformers' own cache."""
-        cache: Any = None
+        from npu_compiler.frontend.cached_decoder import cache_name
+
+        cache: dict[str, Any] = {}
         image = torch.from_numpy(self.image)
 
         def prefill() -> None:
             nonlocal cache
-            cache = import_extra("transformers", "llm").DynamicCache()
-            self.model(input_ids=torch.tensor([self.prompt]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = {cache_name(self.model): import_extra("transformers", "llm").DynamicCache()}
+            self.model(input_ids=torch.tensor([self.prompt]), use_cache=True, logits_to_keep=1, **cache)
 
         def decode() -> None:
             for _ in range(_STEPS):
-                self.model(input_ids=torch.tensor([[7]]), past_key_values=cache, use_cache=True)
+                self.model(input_ids=torch.tensor([[7]]), use_cache=True, **cache)
 
         return {_IMAGE: lambda: self.resnet(image), _PREFILL: prefill, _DECODE: decode}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from npu_compiler.frontend.cache_forms import PlainRows, RowForm
 
-__all__ = ["CacheLayer", "CachedDecoder", "attention_of", "cache_shapes", "run_decoder"]
+__all__ = ["CacheLayer", "CachedDecoder", "attention_of", "cache_name", "cache_shapes", "run_decoder"]
 
 
 class CachedDecoder(torch.nn.Module):
@@ -83,12 +84,17 @@ def run_decoder(
             input_ids=tokens,
             attention_mask=_masks(model, visible, positions),
             position_ids=positions,
-            past_key_values=Cache(layers=list(layers)),
             use_cache=True,
+            **{cache_name(model): Cache(layers=list(layers))},
         )
     finally:
         handle.remove()
     return (output.logits, *(tensor for layer in layers for tensor in layer.tensors))
+
+
+def cache_name(model: Any) -> str:
+    """What a model of transformers, or its class, calls the argument for a cache: ``cache`` from version 5.24 on."""
+    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
 
 
 def attention_of(config: Any) -> str:
@@ -126,7 +132,7 @@ def cache_shapes(model: Any, length: int) -> list[tuple[int, ...]]:
     """The shapes [1, G, `length`, D] of the keys' and values' caches of each layer, from a run of one token."""
     cache: Any = Cache(layer_class_to_replicate=_RecordingLayer)
     with torch.no_grad():
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True, **{cache_name(model): cache})
     return [(*tensor.shape[:2], length, tensor.shape[3]) for layer in cache.layers for tensor in layer.tensors]
 
 
