@@ -49,15 +49,13 @@ def check_compile(kernels: Iterable[KernelSource], architecture: int) -> None:
     """Compiles kernels, each once in a session.
 
     The first of each name is compiled as users compile it, for whichever architecture comes first. The others are
-    checked: several at a time, and without the optimisations that take the most time. Of each name one is checked for
-    each architecture; a text that another architecture's compiler took is not checked again beyond that, so the one
-    that has most to refuse, the newest, comes first.
+    checked: several at a time, and without the optimisations that take the most time.
 
     Raises:
         KernelCompileError: One is refused.
     """
     distinct = {kernel.digest: kernel for kernel in kernels}
-    waiting = [kernel for kernel in distinct.values() if not _is_checked(kernel, architecture)]
+    waiting = [kernel for kernel in distinct.values() if not _is_known(f"{kernel.digest}-{architecture}")]
     first = {kernel.entry: kernel for kernel in reversed(waiting) if not _is_known(kernel.entry)}
     others = [kernel for kernel in waiting if first.get(kernel.entry) is not kernel]
     together = max(1, min(_TOGETHER, len(others) // (os.cpu_count() or 1)))
@@ -65,11 +63,11 @@ def check_compile(kernels: Iterable[KernelSource], architecture: int) -> None:
 
     def compile_first(kernel: KernelSource) -> None:
         assert compile_kernel(kernel.text, kernel.entry, architecture)
-        _remember(kernel.entry, *_names_of(kernel, architecture))
+        _remember(f"{kernel.digest}-{architecture}", kernel.entry)
 
     def compile_batch(batch: Sequence[KernelSource]) -> None:
         compile_together([(kernel.text, (kernel.entry,)) for kernel in batch], architecture)
-        _remember(*(name for kernel in batch for name in _names_of(kernel, architecture)))
+        _remember(*(f"{kernel.digest}-{architecture}" for kernel in batch))
 
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         list(workers.map(compile_first, first.values()))
@@ -100,16 +98,6 @@ def _enclosed(number: int, text: str, entries: Sequence[str]) -> str:
     renamed = "".join(f"#define {name} {name}_{number}\n" for name in entries)
     ended = "".join(f"#undef {name}\n" for name in {*entries, *_MACRO.findall(text)})
     return f"{renamed}namespace text_{number} {{\n{text}\n}}\n{ended}"
-
-
-def _is_checked(kernel: KernelSource, architecture: int) -> bool:
-    text, here, named = _names_of(kernel, architecture)
-    return _is_known(here) or (_is_known(text) and _is_known(named))
-
-
-def _names_of(kernel: KernelSource, architecture: int) -> tuple[str, str, str]:
-    """What is remembered of a text, of it for an architecture, and of some text of its kernel's name for that."""
-    return kernel.digest, f"{kernel.digest}-{architecture}", f"{kernel.entry}-{architecture}"
 
 
 def _is_known(name: str) -> bool:

@@ -135,7 +135,7 @@ def test_threads_on_the_processor_give_the_product(
     case.check(torch.from_numpy(found.copy()).view(dtype).reshape(case.exact(given).shape), given)
 
 
-@pytest.mark.parametrize("architecture", [90, 80])
+@pytest.mark.parametrize("architecture", [80, 90])
 def test_kernels_compile(architecture: int, force: Any) -> None:
     kernels = []
     for case, dtype, sizes in FORCED[architecture // 10 % 2 :: 2]:

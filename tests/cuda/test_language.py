@@ -57,7 +57,7 @@ def test_a_mask_is_summed_up_once(program: CompiledProgram) -> None:
         assert entries(program, function).count("mask_states") == (1 if function == "decode" else 2)
 
 
-@pytest.mark.parametrize("architecture", [90, 80, 70])
+@pytest.mark.parametrize("architecture", [70, 80, 90])
 def test_kernels_compile(program: CompiledProgram, architecture: int) -> None:
     kernels = [kernel for plan in program.functions.values() for kernel in kernels_for(plan, architecture)]
     check_compile(one_of_each_form(kernels), architecture)
