@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.products.grouped_matvec import part_inputs, part_macros, part_rows
+from cuda_compiler.products.grouped_matvec import PART_INPUTS, PART_MACROS, part_inputs, part_macros, part_rows
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
@@ -24,11 +24,8 @@ _OCTETS = 4  # that a thread makes: all of them are asked for before the first i
 CODE_NUMBERS = KernelTemplate(
     "code_numbers",
     params="int outputs, matrix_row, scale_row, zero_row, bias_row",
-    macros=(
-        "vector_t scale_t zero_t bias_t codebook_t COMMON BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP BIAS_GROUP "
-        "CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES OCTETS"
-    ),
-    inputs="matrix scales zeros biases entries",
+    macros=f"{PART_MACROS} vector_t COMMON GROUP ONE_GROUP OCTETS",
+    inputs=PART_INPUTS,
     outputs="out",
     threads=_THREADS,
     files="tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh",

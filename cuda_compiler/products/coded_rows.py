@@ -12,7 +12,14 @@ from cuda_compiler.artifact.vocabulary import TENSOR_CORES
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
-from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_inputs, part_macros, part_rows
+from cuda_compiler.products.grouped_matvec import (
+    MAX_ROWS,
+    PART_INPUTS,
+    PART_MACROS,
+    part_inputs,
+    part_macros,
+    part_rows,
+)
 from cuda_compiler.products.row_followers import stored_together, stores_followers, without_followers
 from cuda_compiler.row_values import with_row_value
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
@@ -29,12 +36,8 @@ __all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_microseconds", "coded_ro
 _ZERO_BYTES = 2  # of a zero point in shared memory
 _KEPT = Kept(close=1.1, most=2)
 _PARAMS = "int outputs, vectors, tiles, scale_row, zero_row, bias_row"
-_MACROS = (
-    "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
-    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES SPAN "
-    "TILE_N PART_N STAGES CLUSTER"
-)
-_INPUTS = "matrix scales zeros biases entries vector"
+_MACROS = f"{PART_MACROS} vector_t COMMON VECTORS GROUP ONE_GROUP SPAN TILE_N PART_N STAGES CLUSTER"
+_INPUTS = f"{PART_INPUTS} vector"
 _FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded_rows_parts.cuh"
 
 CODED_ROWS = KernelTemplate(

@@ -23,7 +23,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.templates import KernelTemplate
 
-__all__ = ["GROUPED_MATVEC", "MAX_ROWS", "loads_grouped_codes", "lower_grouped_vectors"]
+__all__ = ["GROUPED_MATVEC", "MAX_ROWS", "PART_INPUTS", "PART_MACROS", "loads_grouped_codes", "lower_grouped_vectors"]
 __all__ += ["part_inputs", "part_macros", "part_rows", "suits_codes"]
 
 MAX_ROWS = 16
@@ -35,15 +35,22 @@ _WIDE_DEPTH = 5  # beyond which registers do not hold the spans beside the sums 
 _SCALES = (FLOAT16, BFLOAT16, FLOAT32)
 _MOST_ZERO = 127  # beyond which a number less its zero point is not exact in bfloat16
 
+PART_INPUTS = "matrix scales zeros biases entries"
+"""What `part_inputs` binds, in order."""
+PART_MACROS = (
+    "scale_t zero_t bias_t codebook_t BITS ROWS SCALE_GROUP ZERO_GROUP BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
+    "CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
+)
+"""What `part_macros` defines for a kernel's file."""
+
 GROUPED_MATVEC = KernelTemplate(
     "grouped_matvec",
     params=("int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"),
     macros=(
-        "scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
-        "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K "
-        f"DEPTH RESIDENT STAGED STAGES VECTOR_PACKS MATRIX_CONSTANT HURRIES {VECTOR_MACROS}"
+        f"{PART_MACROS} COMMON VECTORS GROUP ONE_GROUP CHUNK ACCESS WARPS_K DEPTH RESIDENT STAGED STAGES VECTOR_PACKS "
+        f"MATRIX_CONSTANT HURRIES {VECTOR_MACROS}"
     ),
-    inputs="matrix scales zeros biases entries vector",
+    inputs=f"{PART_INPUTS} vector",
     files="tensor_cores.cuh grouped_codes.cuh streamed_loads.cuh",
     threads=32 * _WARPS,
     shared_bytes=None,
