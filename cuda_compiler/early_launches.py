@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cuda_compiler.artifact.extensions import is_beside
 from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, options_of
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
+from npu_compiler.tensor.expr import Expr, leaves
 
-__all__ = ["EarlyLaunch", "is_settled", "kernel_number", "runs_beside"]
+__all__ = ["EarlyLaunch", "are_settled", "is_settled", "kernel_number", "runs_beside"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ def is_settled(buffer: int, lowering: Lowering) -> bool:
         if all(any(_waits(call, hurrying) for call in option.calls) for option in options_of(step)):
             return True
     return False
+
+
+def are_settled(exprs: Iterable[Expr], lowering: Lowering) -> bool:
+    """Whether all that some expressions read is written when the next launch begins, however early."""
+    read = {load.ref.tensor for expr in exprs for load in leaves(expr)}
+    return all(lowering.tensors[index].source is None or lowering.ask(is_settled, index) for index in read)
 
 
 def runs_beside(lowering: Lowering) -> bool:

@@ -22,7 +22,7 @@ from cuda_compiler.attention.codes import ROUNDING_MACROS, rounding_macros
 from cuda_compiler.attention.computed import functions_of
 from cuda_compiler.attention.decode import DECODE_MACROS, DECODE_PARAMS
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention.pages import PAGE_MACROS, pages
+from cuda_compiler.attention.pages import PAGE_MACROS, are_tables_settled, pages
 from cuda_compiler.attention.sizes import (
     MAX_ROWS,
     PIECE,
@@ -36,7 +36,7 @@ from cuda_compiler.attention.sizes import (
     suits_warps,
 )
 from cuda_compiler.devices import cluster_cores, offers
-from cuda_compiler.early_launches import EarlyLaunch, is_settled
+from cuda_compiler.early_launches import EarlyLaunch, are_settled
 from cuda_compiler.packing import CHUNK
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import FLOAT32
@@ -49,7 +49,6 @@ from npu_compiler.lowering.problems.forms import CodedPages, InPages
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
-from npu_compiler.tensor.expr import Expr, leaves
 
 __all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged", "suits_fresh"]
 
@@ -135,7 +134,8 @@ def _launch(division: _Division, problem: Attention, around: AnchoredGroup, bloc
     caches = {"k": inputs["k"], "v": inputs["v"], **scale_inputs(problem)}
     caches = {name: replace(argument, writes=bool(fresh)) for name, argument in caches.items()}
     functions = functions_of(problem, lowering, one_place=True)
-    early = blocks.ready and (not fresh or _is_settled(problem, lowering))
+    early = blocks.ready and are_tables_settled(problem, lowering)
+    early = early and (not fresh or _are_places_settled(problem, lowering))
     launch = EarlyLaunch(
         template,
         grid=(division.clusters * division.cluster, 1, tiles),
@@ -256,14 +256,12 @@ def _fresh(problem: Attention) -> list[Group]:
     return [rows for rows in found if rows is not None]
 
 
-def _is_settled(problem: Attention, lowering: Lowering) -> bool:
-    """Whether the pools are the kernel's alone to write, and tables and places are there before the launch ahead."""
-    looked_up: list[Expr] = []
+def _are_places_settled(problem: Attention, lowering: Lowering) -> bool:
+    """Whether it is known before the launch ahead where new keys and values go."""
+    indices = []
     for operand in (problem.k, problem.v):
         rows = fresh_rows(operand)
-        assert isinstance(operand, InPages)
         assert rows is not None
         assert rows.index is not None
-        looked_up += [operand.table, rows.index]
-    read = {load.ref.tensor for expr in looked_up for load in leaves(expr)}
-    return all(lowering.tensors[index].source is None or lowering.ask(is_settled, index) for index in read)
+        indices.append(rows.index)
+    return are_settled(indices, lowering)

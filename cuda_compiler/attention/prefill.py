@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from cuda_compiler.anchors import AnchoredGroup
+from cuda_compiler.artifact.extensions import TensorMap
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
-from cuda_compiler.attention.pages import PAGE_MACROS, pages
+from cuda_compiler.attention.pages import PAGE_MACROS, are_tables_settled, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, size_macros
 from cuda_compiler.devices import offers
-from cuda_compiler.packing import CHUNK
+from cuda_compiler.packing import CHUNK, CHUNK_BYTES
 from cuda_compiler.tiles.wgmma import warpgroup_product
-from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Paged
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["ATTENTION_PREFILL", "is_for_warpgroups", "lower_prefill"]
@@ -28,19 +31,19 @@ _MAX_SIZE = 128
 ATTENTION_PREFILL = KernelTemplate(
     "attention_prefill",
     params=(
-        "int rows, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, mask_batch, "
+        "int rows, q_batch, q_head, q_row, k_batch, k_head, v_batch, v_head, mask_batch, "
         "mask_head, mask_row, state_batch, state_head, state_parts"
     ),
     macros=(
         f"{SIZE_MACROS} LAYERS RESULT_TILES BLOCK STAGES WARPGROUPS_M WARPGROUPS_L SPLITS SPLIT_TILES CAUSAL "
-        f"MASK_STEP {MASK_MACROS} STATE_ROWS STATE_BLOCK STATES_READY {PAGE_MACROS}"
+        f"MASK_STEP MASK_CHUNKS {MASK_MACROS} STATE_ROWS STATE_BLOCK STATES_READY PAGES_READY {PAGE_MACROS}"
     ),
     inputs="q k v mask sinks? states partial pages?",
     threads=lambda macros: 128 * (1 + macros["WARPGROUPS_M"] * macros["WARPGROUPS_L"]),
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh warpgroups.cuh barriers.cuh attention_blocks.cuh attention_places.cuh "
-        "attention_ring.cuh attention_rows.cuh attention_finish.cuh"
+        "mask.cuh tensor_cores.cuh warpgroups.cuh barriers.cuh copy_engine.cuh attention_blocks.cuh "
+        "attention_places.cuh attention_ring.cuh attention_rows.cuh attention_finish.cuh"
     ),
     computed="pages",
 )
@@ -110,11 +113,31 @@ class _Division:
         numbers = self.problem.value_size // 2 + 4  # of a thread
         return self.tiles * self.splits * numbers * 128 * self.warpgroups_m * FLOAT32.size
 
+    def maps(self) -> dict[str, Argument]:
+        """How the copy engine sees keys and values: a block of positions, a panel of columns at a time."""
+        return {name: _map(operand, self.block) for name, operand in (("k", self.problem.k), ("v", self.problem.v))}
+
+
+def _map(operand: Operand, block: int) -> Argument:
+    """Lines of one position each, by heads and by elements of the batch or by pages; what these share is there once."""
+    batch, heads, length, size = operand.shape
+    outer, head, row, _ = operand.strides
+    if isinstance(operand, Paged):
+        length, outer = operand.page, operand.stride
+        inside = (length - 1) * row + (heads - 1) * head + size
+        batch = (prod(operand.tensor.layout.alloc_shape) - operand.offset - inside) // outer + 1
+    item = operand.dtype.size
+    sizes = size, length, heads if head else 1, batch if outer else 1
+    strides = tuple((step or CHUNK) * item for step in (row, head, outer))
+    return replace(operand.argument, extension=TensorMap(operand.dtype, sizes, strides, (_PANEL, block, 1, 1)))
+
 
 def is_for_warpgroups(problem: Attention, device: DeviceModel) -> bool:
     """Whether `lower_prefill` takes it: enough rows for a tile, heads of whole chunks, a list of blocks that fits."""
     sizes_fit = all(size % 16 == 0 and size <= _MAX_SIZE for size in (problem.size, problem.value_size))
-    copied = all(operand.has_chunks(CHUNK) for operand in (problem.q, problem.k, problem.v))
+    operands = problem.q, problem.k, problem.v
+    copied = all(operand.has_chunks(CHUNK) for operand in operands)
+    copied &= all(operand.stride % CHUNK == 0 for operand in operands if isinstance(operand, Paged))
     enough = problem.shared * problem.rows > 64 and problem.scale > 0 and not problem.cap
     if not (enough and sizes_fit and copied and offers(device, WARPGROUPS)):
         return False
@@ -145,8 +168,9 @@ def lower_prefill(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks)
             "STATE_ROWS": blocks.rows,
             "STATE_BLOCK": blocks.positions,
             "STATES_READY": int(blocks.ready),
+            "PAGES_READY": int(blocks.ready and are_tables_settled(problem, lowering)),
         },
-        inputs=bindings(problem, blocks.states, parts_bytes, lowering),
+        inputs={**bindings(problem, blocks.states, parts_bytes, lowering), **division.maps()},
         flops=problem.flops,
         text="\n".join(products),
         prologues=pages(problem, lowering),
@@ -178,5 +202,6 @@ def _macros(division: _Division, states: int) -> dict[str, object]:
         "SPLIT_TILES": division.split_tiles,
         "CAUSAL": int(problem.causal),
         "MASK_STEP": 1 if problem.mask is None else problem.mask.strides[3],
+        "MASK_CHUNKS": int(problem.mask is not None and problem.mask.has_chunks(CHUNK_BYTES)),
         **mask_macros(problem, states),
     }

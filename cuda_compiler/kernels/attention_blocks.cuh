@@ -35,6 +35,12 @@ __device__ __forceinline__ int masked_as(int batch)
 #endif
 }
 
+// Moves the pointer to the mask to that of one head of keys' query heads.
+__device__ __forceinline__ void enter_mask(const mask_t*& mask, int batch, int group, const Params& p)
+{
+    mask += (long long)masked_as(batch) * p.mask_batch + (long long)group * SHARED * p.mask_head;
+}
+
 // Moves the pointers to keys, values and mask to one head of keys and its query heads. With COUNT, each head of keys
 // has so many groups of query heads.
 template <int COUNT = 1, typename K, typename V>
@@ -42,7 +48,7 @@ __device__ __forceinline__ void enter_group(K*& k, V*& v, const mask_t*& mask, i
 {
     k += (long long)batch * p.k_batch + (long long)(group / COUNT) * p.k_head;
     v += (long long)batch * p.v_batch + (long long)(group / COUNT) * p.v_head;
-    mask += (long long)masked_as(batch) * p.mask_batch + (long long)group * SHARED * p.mask_head;
+    enter_mask(mask, batch, group, p);
 }
 
 // Lists the open ones of COUNT blocks of positions and returns how many there are. An entry is twice the block's

@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_rows(
 // true.
 __device__ __forceinline__ bool add_splits(Rows& rows, const Tile& tile, int* flag, float* partial)
 {
-    int thread = int(threadIdx.x) - 128;
+    int thread = int(threadIdx.x);
     long long number = blockIdx.x;
     auto part = [&](int split) { return partial + (number * SPLITS + split) * PART_FLOATS * FINISHING + thread; };
     put_part(part(tile.split), rows);
@@ -138,11 +138,11 @@ __device__ __forceinline__ void finish_rows(
     add_up_rows(rows.sum);
 #if WARPGROUPS_L > 1
     float* part = reinterpret_cast<float*>(shared) + int(threadIdx.x) % FINISHING;
-    synchronize(1, 128 * GROUPS_OF_WARPS);
+    synchronize(1, MULTIPLYING);
     if (warpgroup >= WARPGROUPS_M) {
         put_part(part, rows);
     }
-    synchronize(1, 128 * GROUPS_OF_WARPS);
+    synchronize(1, MULTIPLYING);
     if (warpgroup >= WARPGROUPS_M) {
         return;
     }

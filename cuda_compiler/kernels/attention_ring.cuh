@@ -1,19 +1,27 @@
 // Where queries, keys and values lie in shared memory, who copies them there, and which blocks of positions are worth
 // it.
-constexpr int GROUPS_OF_WARPS = WARPGROUPS_M * WARPGROUPS_L, THREADS = 128 * (1 + GROUPS_OF_WARPS);
+constexpr int GROUPS_OF_WARPS = WARPGROUPS_M * WARPGROUPS_L, MULTIPLYING = 128 * GROUPS_OF_WARPS;
+constexpr int THREADS = MULTIPLYING + 128; // the last warpgroup copies; that it is a whole one leaves others its registers
 constexpr int TILE_M = 64 * WARPGROUPS_M, TILES = (LENGTH + BLOCK - 1) / BLOCK;
 constexpr int STATES = (LENGTH + STATE_BLOCK - 1) / STATE_BLOCK, STATES_EACH = BLOCK / STATE_BLOCK;
 constexpr int QK_PANELS = (HEAD_SIZE + 63) / 64, V_PANELS = (VALUE_SIZE + 63) / 64; // of 64 columns, 128 bytes
-constexpr int COPY_REGISTERS = GROUPS_OF_WARPS == 2 ? 40 : 32, PRODUCT_REGISTERS = GROUPS_OF_WARPS == 2 ? 232 : 160;
+constexpr int COPY_REGISTERS = 40, PRODUCT_REGISTERS = 232; // of 168 that threads begin with
+static_assert(GROUPS_OF_WARPS == 2, "registers are for three warpgroups");
 constexpr int Q_BYTES = QK_PANELS * TILE_M * 128, K_BYTES = QK_PANELS * BLOCK * 128, V_BYTES = V_PANELS * BLOCK * 128;
 constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, BARRIERS_AT = V_AT + STAGES * V_BYTES;
 constexpr int FLAG_AT = BARRIERS_AT + (1 + 4 * STAGES) * 8, LIST_AT = FLAG_AT + 8;
 static_assert(BLOCK % STATE_BLOCK == 0, "a block of positions has whole blocks of the mask");
 static_assert(TILES < 1 << 15, "tiles are listed in 15 bits");
 
-// What a block of threads computes: the tile's first row, its head of keys, and which of the open blocks of positions.
+// What a block of threads computes: the tile's first row, its head of keys, and its share of the open blocks of
+// positions. The last come first: they are those that a causal mask closes in part, and what it closes is read while the
+// first operands are on their way.
 struct Tile {
-    int row, layer, split, splits, count;
+    int row, layer, open, split, splits, count;
+    const unsigned short* list;
+
+    // The entry of the list for a turn.
+    __device__ int entry(int turn) const { return list[open - 1 - split - turn * splits]; }
 };
 
 // Barriers of the operands in shared memory: when they are there, and when they are no longer needed.
@@ -29,64 +37,98 @@ struct Ring {
     __device__ uint values_empty(int stage) const { return keys_full(stage) + 24; }
     __device__ void make() const
     {
-        make_barrier(queries_full(), 128);
+        make_barrier(queries_full(), MULTIPLYING);
         for (int stage = 0; stage < STAGES; ++stage) {
-            make_barrier(keys_full(stage), 128);
-            make_barrier(values_full(stage), 128);
+            make_barrier(keys_full(stage), 1);
+            make_barrier(values_full(stage), 1);
             make_barrier(keys_empty(stage), 4 * WARPGROUPS_M);
             make_barrier(values_empty(stage), 4 * WARPGROUPS_M);
         }
     }
 };
 
-// Starts copying LINES rows of SIZE elements into panels, in chunks of 16 bytes: those from `count` on are zeros.
-template <int LINES, int SIZE, typename Row>
-__device__ __forceinline__ void copy_to_panels(uint target, const tile_t* source, int count, Row row_start)
+// Starts copying the tile's queries into panels, by all warps that multiply, in chunks of 16 bytes. Rows past the last
+// are zeros.
+__device__ __forceinline__ void copy_queries(const Ring& ring, const Tile& tile, const tile_t* q, const Params& p)
 {
-    constexpr int LANES = SIZE > 64 ? 16 : SIZE > 32 ? 8 : 4, STEP = 128 / LANES;
-    int first = int(threadIdx.x) % 128 / LANES, chunk = int(threadIdx.x) % LANES;
-    if (chunk >= SIZE / 8) {
-        return;
-    }
-    target += chunk / 8 * (LINES * 128) + place_in_panel(first, chunk % 8);
-    #pragma unroll 4
-    for (int line = first; line < LINES; line += STEP) {
-        bool valid = line < count;
-        const tile_t* from = source + (valid ? row_start(line) + chunk * 8 : 0);
-        copy_chunk_to(target + (line - first) * 128, from, valid);
-    }
+    constexpr int LANES = HEAD_SIZE > 64 ? 16 : HEAD_SIZE > 32 ? 8 : 4, STEP = MULTIPLYING / LANES;
     static_assert(STEP % 8 == 0, "all lines of a thread are permuted alike");
+    int first = int(threadIdx.x) / LANES, chunk = int(threadIdx.x) % LANES;
+    if (chunk < HEAD_SIZE / 8) {
+        uint target = ring.base + chunk / 8 * (TILE_M * 128) + place_in_panel(first, chunk % 8);
+        #pragma unroll 4
+        for (int line = first; line < TILE_M; line += STEP) {
+            int r = tile.row + line;
+            bool valid = r < p.rows * SHARED;
+            long long from = (long long)(r % SHARED) * p.q_head + (long long)(r / SHARED) * p.q_row + chunk * 8;
+            copy_chunk_to(target + (line - first) * 128, q + (valid ? from : 0), valid);
+        }
+    }
+    arrive_with_copies(ring.queries_full());
 }
 
-// What the copying warpgroup does.
-__device__ __forceinline__ void copy_operands(
-    const Ring& ring, const Tile& tile, const unsigned short* list, const tile_t* q, const tile_t* k, const tile_t* v,
-    int batch, PAGE_PARAMETERS const Params& p)
+// Where keys and values are for the copy engine: a layer of lines of one position each, of an element of the batch or
+// of a page. What all elements of the batch or all heads share is there once.
+struct Lines {
+    const TensorMap& map;
+    int layer, outer;
+
+    template <int PANELS>
+    __device__ __forceinline__ void copy(uint target, uint barrier, int page, int line) const
+    {
+        arrive_and_expect(barrier, PANELS * BLOCK * 128);
+        #pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) {
+            copy_panel(target + panel * BLOCK * 128, map, barrier, panel * 64, line, layer, page < 0 ? outer : page);
+        }
+    }
+};
+
+// Where the blocks of positions of 32 turns lie, of which each lane looks up one.
+struct Places {
+    int own_line, own_page = -1;
+    __device__ __forceinline__ void look_up(const Tile& tile, int turn, int batch, PAGE_PARAMETERS const Params& p)
+    {
+        turn += int(threadIdx.x) % 32;
+        own_line = turn < tile.count ? (tile.entry(turn) >> 1) * BLOCK : 0;
+#ifdef PAGE
+        own_page = turn < tile.count ? int(page_of(0, 0, batch, own_line / PAGE, PAGE_ARGUMENTS p)) : 0;
+        own_line %= PAGE;
+#endif
+    }
+    __device__ __forceinline__ int line(int turn) const { return __shfl_sync(0xffffffffu, own_line, turn % 32); }
+    __device__ __forceinline__ int page(int turn) const { return __shfl_sync(0xffffffffu, own_page, turn % 32); }
+};
+
+// What one warp does: it asks for the keys and values of open blocks of positions, as stages become free.
+__device__ __forceinline__ void copy_positions(
+    const Ring& ring, const Tile& tile, const TensorMap& k, const TensorMap& v, PAGE_PARAMETERS const Params& p)
 {
-    copy_to_panels<TILE_M, HEAD_SIZE>(ring.base, q, p.rows * SHARED - tile.row, [&](int i) {
-        int r = tile.row + i;
-        return (long long)(r % SHARED) * p.q_head + (long long)(r / SHARED) * p.q_row;
-    });
-    arrive_with_copies(ring.queries_full());
+    int batch = tile.layer / GROUPS, group = tile.layer % GROUPS;
+    Lines keys{k, p.k_head ? group : 0, p.k_batch ? batch : 0};
+    Lines values{v, p.v_head ? group : 0, p.v_batch ? batch : 0};
+    Places places;
+    places.look_up(tile, 0, batch, PAGE_ARGUMENTS p);
+    if (PAGES_READY) {
+        wait_for_previous_grid();
+    }
     int stage = 0, parity = 1; // the first time around, everything is free
     for (int turn = 0; turn < tile.count; ++turn) {
-        int position = (list[tile.split + turn * tile.splits] >> 1) * BLOCK;
-        Place at = place_of(batch, position, p.k_row, p.v_row, PAGE_ARGUMENTS p);
-        const tile_t *keys = k + at.key, *values = v + at.value;
-        wait_for_phase(ring.keys_empty(stage), parity);
-        copy_to_panels<BLOCK, HEAD_SIZE>(
-            ring.keys(stage), keys, LENGTH - position, [&](int i) { return (long long)i * p.k_row; });
-        arrive_with_copies(ring.keys_full(stage));
-        wait_for_phase(ring.values_empty(stage), parity);
-        copy_to_panels<BLOCK, VALUE_SIZE>(
-            ring.values(stage), values, LENGTH - position, [&](int i) { return (long long)i * p.v_row; });
-        arrive_with_copies(ring.values_full(stage));
+        if (turn > 0 && turn % 32 == 0) {
+            places.look_up(tile, turn, batch, PAGE_ARGUMENTS p);
+        }
+        int line = places.line(turn), page = places.page(turn);
+        if (threadIdx.x % 32 == 0) {
+            wait_for_phase(ring.keys_empty(stage), parity);
+            keys.copy<QK_PANELS>(ring.keys(stage), ring.keys_full(stage), page, line);
+            wait_for_phase(ring.values_empty(stage), parity);
+            values.copy<V_PANELS>(ring.values(stage), ring.values_full(stage), page, line);
+        }
         if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;
         }
     }
-    wait_for_copies<0>();
 }
 
 // Whether some, or all, of a tile's rows are open at a block of positions: 0 for none, 2 for all, else 1.

@@ -26,38 +26,88 @@ __device__ __forceinline__ void start_results(Rows& rows, const uint (&weight)[B
     }
 }
 
-// The mask of a thread's two rows in a block that is partly open: where its part of the lines begins, and a bit for
-// each closed position.
+// The mask of a thread's two rows in a block that is partly open: where its part of the lines begins, and bits for what
+// is closed. Bit b of word w is for the position 32 * w + b of those from the thread's first on.
 struct Mask {
     const mask_t* line[2];
-    uint closed[2];
+    uint closed[2][BLOCK / 32];
+    __device__ __forceinline__ bool is_closed(int half_row, int offset) const
+    {
+        return closed[half_row][offset / 32] >> offset % 32 & 1;
+    }
 };
-static_assert(BLOCK <= 128, "the positions that a thread has of a row fit a word");
+static_assert(BLOCK % 64 == 0, "four lanes have whole chunks of a line of the mask");
 
 // The position of a thread's number i of a row, from its first on.
 __device__ __forceinline__ constexpr int offset_of(int i) { return i / 2 * 8 + i % 2; }
 
+// Bits from `count` on.
+__device__ __forceinline__ uint bits_from(int count) { return count >= 32 ? 0 : ~0u << max(count, 0); }
+
+// A bit for each byte of a word that is zero.
+__device__ __forceinline__ uint zero_bytes(uint word)
+{
+    uint zero = ~(((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) >> 7 & 0x01010101u;
+    return zero * 0x01020408u >> 24;
+}
+
+#if MASK == 1 && MASK_CHUNKS
+// Adds what a line of the mask closes, of which each of four lanes reads a fourth.
+__device__ __forceinline__ void read_line(uint (&closed)[BLOCK / 32], const mask_t* line, int position)
+{
+    constexpr int EACH = BLOCK / 4;
+    int lane = int(threadIdx.x) % 32, first = lane % 4 * EACH;
+    uint own = 0;
+    #pragma unroll
+    for (int at = 0; at < EACH; at += 16) {
+        Pack<uint8, 16> chunk = {};
+        if (LENGTH % BLOCK == 0 || position + first + at < LENGTH) {
+            chunk = load_pack<16>(reinterpret_cast<const uint8*>(line) + first + at);
+        }
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            own |= zero_bytes(chunk.words[i]) << (at + i * 4);
+        }
+    }
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        closed[i * EACH / 32] |= __shfl_sync(0xffffffffu, own, lane / 4 * 4 + i) << i * EACH % 32;
+    }
+}
+#endif
+
 // Finds what is closed, by booleans, by order, or past the last position.
 __device__ __forceinline__ void find_closed(Mask& found, const mask_t* mask, int row, int position, const Params& p)
 {
-    int lane = int(threadIdx.x) % 32, first = position + lane % 4 * 2;
+    int lane = int(threadIdx.x) % 32, own_offset = lane % 4 * 2;
     #pragma unroll
     for (int half_row = 0; half_row < 2; ++half_row) {
         int r = min(row + lane / 4 + half_row * 8, p.rows * SHARED - 1), own = r / SHARED;
         const mask_t* line =
-            mask + (long long)(r % SHARED) * p.mask_head + (long long)own * p.mask_row + first * MASK_STEP;
-        uint closed = 0;
+            mask + (long long)(r % SHARED) * p.mask_head + (long long)own * p.mask_row + position * MASK_STEP;
+        uint(&closed)[BLOCK / 32] = found.closed[half_row];
+        #pragma unroll
+        for (int word = 0; word < BLOCK / 32; ++word) {
+            int first = position + word * 32;
+            closed[word] = LENGTH % BLOCK == 0 ? 0 : bits_from(LENGTH - first);
+            closed[word] |= CAUSAL ? bits_from(own + 1 - first) : 0;
+        }
+#if MASK == 1 && MASK_CHUNKS
+        read_line(closed, line, position);
+#endif
+        #pragma unroll
+        for (int word = 0; word < BLOCK / 32; ++word) {
+            closed[word] >>= own_offset;
+        }
+        line += own_offset * MASK_STEP;
+#if MASK == 1 && !MASK_CHUNKS
         #pragma unroll
         for (int i = 0; i < BLOCK / 4; ++i) {
-            bool past = LENGTH % BLOCK != 0 && first + offset_of(i) >= LENGTH;
-            bool is_closed = past || (CAUSAL && first + offset_of(i) > own);
-#if MASK == 1
-            is_closed |= !past && !line[offset_of(i) * MASK_STEP];
-#endif
-            closed |= uint(is_closed) << i;
+            bool past = LENGTH % BLOCK != 0 && position + own_offset + offset_of(i) >= LENGTH;
+            closed[offset_of(i) / 32] |= uint(!past && !line[offset_of(i) * MASK_STEP]) << offset_of(i) % 32;
         }
+#endif
         found.line[half_row] = line;
-        found.closed[half_row] = closed;
     }
 }
 
@@ -69,7 +119,7 @@ __device__ __forceinline__ void mask_scores(float (&score)[BLOCK / 8][4], const 
         #pragma unroll
         for (int i = 0; i < BLOCK / 4; ++i) {
             float& value = score[i / 2][half_row * 2 + i % 2];
-            bool closed = found.closed[half_row] >> i & 1;
+            bool closed = found.is_closed(half_row, offset_of(i));
 #if MASK == 2
             float added = closed ? 0.0f : mask_value(found.line[half_row][offset_of(i) * MASK_STEP]);
             closed |= added <= MASK_CLOSED;
@@ -162,20 +212,18 @@ struct Multiplier {
     static constexpr bool ALTERNATING = WARPGROUPS_M == 2;
     const Ring& ring;
     const Tile& tile;
-    const unsigned short* list;
     const mask_t* mask;
     const Params& p;
-    int warpgroup, row, listed;
+    int warpgroup, row;
+    bool is_open;
     uint64 query, keys, values;
     Turn turn;
     Mask found;
     float score[BLOCK / 8][4], shrink[2];
     uint weight[BLOCK / 16][4];
 
-    __device__ Multiplier(
-        const Ring& ring, const Tile& tile, const unsigned short* list, int warpgroup, const mask_t* mask,
-        const Params& p)
-        : ring(ring), tile(tile), list(list), mask(mask), p(p), warpgroup(warpgroup), turn(warpgroup / WARPGROUPS_M)
+    __device__ Multiplier(const Ring& ring, const Tile& tile, int warpgroup, const mask_t* mask, const Params& p)
+        : ring(ring), tile(tile), mask(mask), p(p), warpgroup(warpgroup), turn(warpgroup / WARPGROUPS_M)
     {
         int own = warpgroup % WARPGROUPS_M * 64;
         row = tile.row + own + int(threadIdx.x) / 32 % 4 * 16;
@@ -189,30 +237,33 @@ struct Multiplier {
     __device__ void multiply_by_keys()
     {
         wait_for_phase(ring.keys_full(turn.stage), turn.parity);
-        publish_to_products();
         begin_products();
         start_scores(score, query, keys + turn.stage * (K_BYTES >> 4));
         commit_products();
-        listed = list[tile.split + turn.number * tile.splits];
     }
 
     __device__ void multiply_by_values(Rows& rows, const Turn& of)
     {
         wait_for_phase(ring.values_full(of.stage), of.parity);
-        publish_to_products();
         begin_products();
         start_results(rows, weight, values + of.stage * (V_BYTES >> 4));
         commit_products();
+    }
+
+    // Finds out what the mask does in this turn.
+    __device__ void look_at_mask()
+    {
+        int listed = tile.entry(turn.number);
+        is_open = listed & 1;
+        if (!is_open) {
+            find_closed(found, mask, row, (listed >> 1) * BLOCK, p);
+        }
     }
 
     // Waits for the scores, with PENDING later groups of products on their way, and makes weights of them.
     template <int PENDING>
     __device__ void weigh(Rows& rows)
     {
-        bool is_open = listed & 1;
-        if (!is_open) {
-            find_closed(found, mask, row, (listed >> 1) * BLOCK, p);
-        }
         wait_for_products<PENDING>();
         arrive_by_warp(ring.keys_empty(turn.stage));
         if (!is_open) {
@@ -245,11 +296,14 @@ struct Multiplier {
 
 // Multiplies the open blocks of positions that are the warpgroup's turn.
 __device__ __forceinline__ void multiply_tiles(
-    Rows& rows, const Ring& ring, const Tile& tile, const unsigned short* list, int warpgroup, const mask_t* mask,
-    const Params& p)
+    Rows& rows, const Ring& ring, const Tile& tile, int warpgroup, const mask_t* mask, const Params& p)
 {
-    Multiplier work(ring, tile, list, warpgroup, mask, p);
+    Multiplier work(ring, tile, warpgroup, mask, p);
+    if (work.has_turn()) {
+        work.look_at_mask();
+    }
     wait_for_phase(ring.queries_full(), 0);
+    publish_to_products();
     if (!work.has_turn()) {
         return;
     }
@@ -263,6 +317,7 @@ __device__ __forceinline__ void multiply_tiles(
         work.multiply_by_keys();
         work.multiply_by_values(rows, before);
         work.let_other_go();
+        work.look_at_mask();
         work.weigh<1>(rows);
         wait_for_products<0>();
         arrive_by_warp(ring.values_empty(before.stage));

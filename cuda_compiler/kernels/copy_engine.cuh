@@ -19,6 +19,17 @@ __device__ __forceinline__ void copy_lines(uint target, const TensorMap& map, ui
                  : "memory");
 }
 
+// Starts copying a box of a tensor of four dimensions: 64 elements of the first, and as many lines of the second as the
+// map says.
+__device__ __forceinline__ void copy_panel(
+    uint target, const TensorMap& map, uint barrier, int element, int line, int layer, int outer)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 ::"r"(target), "l"(&map), "r"(barrier), "r"(element), "r"(line), "r"(layer), "r"(outer)
+                 : "memory");
+}
+
 // Starts copying groups of 32 lines, which the map brings into another order.
 __device__ __forceinline__ void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)
 {

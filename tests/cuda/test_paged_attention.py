@@ -185,6 +185,16 @@ def test_on_a_processor_codes_equal_torch(
         check_results(step, given, host_results(plan, given, tmp_path))
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
+def test_on_a_processor_many_rows_equal_torch(tmp_path: Path) -> None:
+    """Of two lanes, the copy engine bringing what lies in their pages."""
+    step = PagedStep(Sizes(2, 4, page=64, size=64, groups=2, shared=2, rows=40, pages=9), "16", torch.bfloat16)
+    plan = compiled_step(step, "cuda").main.resolved(lambda *_: 0)
+    assert "attention_prefill" in [kernel.entry for kernel in plan.kernels]
+    given = step_inputs(step, [200, 39])
+    check_results(step, given, host_results(plan, given, tmp_path))
+
+
 def host_results(plan: ExecutionPlan, given: dict[str, Any], folder: Path) -> list[NDArray[np.float64]]:
     flat = [*(value for name, value in given.items() if name != "pools"), *given["pools"]]
     kinds = {spec.name: as_numpy_type(spec.dtype) for spec in (*plan.inputs, *plan.outputs)}

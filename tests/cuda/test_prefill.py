@@ -139,14 +139,31 @@ def test_tiles_of_many_rows_on_the_processor(
     case: Case, multiprocessors: int, warpgroups: int, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In tiles of 128 rows, and of 64."""
+    plan, grids = divided(case, multiprocessors, warpgroups, monkeypatch)
+    assert grids == [(blocks, 1, 1)]
+    check_on_host(case, plan, tmp_path)
 
-    def divided(problem: Attention, device: DeviceModel) -> prefill._Division:
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("mask", [random_mask(36, 2240), up_to(36, 2240, 2200)], ids=["random", "order"])
+def test_more_turns_than_a_warp_looks_up_at_once(
+    mask: Operand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, grids = divided(case := halves(36, 2240, mask), 1, 1, monkeypatch)
+    assert grids == [(2, 1, 1)]
+    check_on_host(case, plan, tmp_path)
+
+
+def divided(
+    case: Case, multiprocessors: int, warpgroups: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ExecutionPlan, list[tuple[int, int, int]]]:
+    """The plan for so few multiprocessors, with so many warpgroups along the rows, and the grids of its attention."""
+
+    def divide(problem: Attention, device: DeviceModel) -> prefill._Division:
         few = replace(device, cores=multiprocessors)
         return prefill._Division(problem, few, warpgroups, 3 - warpgroups, block=64 * warpgroups, stages=2)
 
-    monkeypatch.setattr(prefill, "_divide", divided)
+    monkeypatch.setattr(prefill, "_divide", divide)
     plan = npu_compiler.compile(case.ir(torch.float32), "cuda", "bfloat16").main.resolved(lambda *_: 0)
     launches = [call for call in plan.calls if isinstance(call, KernelCall)]
-    grids = [call.grid for call in launches if plan.kernels[call.kernel].entry == "attention_prefill"]
-    assert grids == [(blocks, 1, 1)]
-    check_on_host(case, plan, tmp_path)
+    return plan, [call.grid for call in launches if plan.kernels[call.kernel].entry == "attention_prefill"]

@@ -116,6 +116,10 @@ _FUNCTIONS = {
         "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
         "    host_copy_box(target, &map, barrier, {k, line, 0, 0, 0});\n}\n"
     ),
+    "copy_panel": (
+        "inline void copy_panel(\n    uint target, const TensorMap& map, uint barrier, int element, int line, "
+        "int layer, int outer)\n{\n    host_copy_box(target, &map, barrier, {element, line, layer, outer, 0});\n}\n"
+    ),
     "copy_groups": (
         "inline void copy_groups(uint target, const TensorMap& map, uint barrier, int k, int group)\n{\n"
         "    host_copy_box(target, &map, barrier, {k, 0, 0, 0, group});\n}\n"
