@@ -138,6 +138,8 @@ def is_for_warpgroups(problem: Attention, device: DeviceModel) -> bool:
     operands = problem.q, problem.k, problem.v
     copied = all(operand.has_chunks(CHUNK) for operand in operands)
     copied &= all(operand.stride % CHUNK == 0 for operand in operands if isinstance(operand, Paged))
+    # A map of lines has steps from one to the next, and none that go back.
+    copied &= all(operand.strides[2] > 0 and min(operand.strides) >= 0 for operand in (problem.k, problem.v))
     enough = problem.shared * problem.rows > 64 and problem.scale > 0 and not problem.cap
     if not (enough and sizes_fit and copied and offers(device, WARPGROUPS)):
         return False

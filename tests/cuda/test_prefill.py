@@ -76,6 +76,12 @@ def test_warpgroups_are_preferred_and_any_device_has_a_way(case: Case) -> None:
         case(
             NAME,
             floats(1, 12, 100, 128),
+            *[floats(1, 2, 1, 128).through("aten.expand.default", (1, 2, 300, 128))] * 2,
+            enable_gqa=True,
+        ),
+        case(
+            NAME,
+            floats(1, 12, 100, 128),
             *[floats(1, 2, 128, 300).through("aten.permute.default", (0, 1, 3, 2))] * 2,
             enable_gqa=True,
         ),
