@@ -47,7 +47,6 @@ from npu_compiler.lowering.paging import fresh_rows
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedPages, InPages
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged", "suits_fresh"]
@@ -134,8 +133,8 @@ def _launch(division: _Division, problem: Attention, around: AnchoredGroup, bloc
     caches = {"k": inputs["k"], "v": inputs["v"], **scale_inputs(problem)}
     caches = {name: replace(argument, writes=bool(fresh)) for name, argument in caches.items()}
     functions = functions_of(problem, lowering, one_place=True)
-    early = blocks.ready and are_tables_settled(problem, lowering)
-    early = early and (not fresh or _are_places_settled(problem, lowering))
+    places = [rows.index for rows in fresh if rows.index is not None]
+    early = blocks.ready and are_tables_settled(problem, lowering) and are_settled(places, lowering)
     launch = EarlyLaunch(
         template,
         grid=(division.clusters * division.cluster, 1, tiles),
@@ -254,14 +253,3 @@ def _fresh(problem: Attention) -> list[Group]:
     """New keys and new values, or their codes."""
     found = (fresh_rows(operand) for operand in (problem.k, problem.v))
     return [rows for rows in found if rows is not None]
-
-
-def _are_places_settled(problem: Attention, lowering: Lowering) -> bool:
-    """Whether it is known before the launch ahead where new keys and values go."""
-    indices = []
-    for operand in (problem.k, problem.v):
-        rows = fresh_rows(operand)
-        assert rows is not None
-        assert rows.index is not None
-        indices.append(rows.index)
-    return are_settled(indices, lowering)

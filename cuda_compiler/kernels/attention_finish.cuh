@@ -154,5 +154,5 @@ __device__ __forceinline__ void finish_rows(
     }
 #endif
     int row = tile.row + warpgroup * 64 + int(threadIdx.x) / 32 % 4 * 16;
-    store_rows(rows, row, tile.layer / GROUPS, tile.layer % GROUPS, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
+    store_rows(rows, row, tile.batch(), tile.group(), SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
 }

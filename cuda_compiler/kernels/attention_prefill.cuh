@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
     Tile tile;
     tile.layer = int(blockIdx.x) % LAYERS;
     tile.row = (RESULT_TILES / LAYERS - 1 - int(blockIdx.x) / LAYERS) * TILE_M;
-    int batch = tile.layer / GROUPS, group = tile.layer % GROUPS;
+    int batch = tile.batch(), group = tile.group();
     int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     Ring ring(shared_address(shared));
     if (threadIdx.x == 0) {

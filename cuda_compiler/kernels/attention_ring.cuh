@@ -1,7 +1,7 @@
 // Where queries, keys and values lie in shared memory, who copies them there, and which blocks of positions are worth
 // it.
 constexpr int GROUPS_OF_WARPS = WARPGROUPS_M * WARPGROUPS_L, MULTIPLYING = 128 * GROUPS_OF_WARPS;
-constexpr int THREADS = MULTIPLYING + 128; // the last warpgroup copies; that it is a whole one leaves others its registers
+constexpr int THREADS = MULTIPLYING + 128; // the last warpgroup copies: a whole one, which leaves others its registers
 constexpr int TILE_M = 64 * WARPGROUPS_M, TILES = (LENGTH + BLOCK - 1) / BLOCK;
 constexpr int STATES = (LENGTH + STATE_BLOCK - 1) / STATE_BLOCK, STATES_EACH = BLOCK / STATE_BLOCK;
 constexpr int QK_PANELS = (HEAD_SIZE + 63) / 64, V_PANELS = (VALUE_SIZE + 63) / 64; // of 64 columns, 128 bytes
@@ -14,11 +14,14 @@ static_assert(BLOCK % STATE_BLOCK == 0, "a block of positions has whole blocks o
 static_assert(TILES < 1 << 15, "tiles are listed in 15 bits");
 
 // What a block of threads computes: the tile's first row, its head of keys, and its share of the open blocks of
-// positions. The last come first: they are those that a causal mask closes in part, and what it closes is read while the
-// first operands are on their way.
+// positions. The last come first: they are those that a causal mask closes in part, and what it closes is read while
+// the first operands are on their way.
 struct Tile {
     int row, layer, open, split, splits, count;
     const unsigned short* list;
+
+    __device__ int batch() const { return layer / GROUPS; }
+    __device__ int group() const { return layer % GROUPS; }
 
     // The entry of the list for a turn.
     __device__ int entry(int turn) const { return list[open - 1 - split - turn * splits]; }
@@ -87,12 +90,12 @@ struct Lines {
 // Where the blocks of positions of 32 turns lie, of which each lane looks up one.
 struct Places {
     int own_line, own_page = -1;
-    __device__ __forceinline__ void look_up(const Tile& tile, int turn, int batch, PAGE_PARAMETERS const Params& p)
+    __device__ __forceinline__ void look_up(const Tile& tile, int turn, PAGE_PARAMETERS const Params& p)
     {
         turn += int(threadIdx.x) % 32;
         own_line = turn < tile.count ? (tile.entry(turn) >> 1) * BLOCK : 0;
 #ifdef PAGE
-        own_page = turn < tile.count ? int(page_of(0, 0, batch, own_line / PAGE, PAGE_ARGUMENTS p)) : 0;
+        own_page = turn < tile.count ? int(page_of(0, 0, tile.batch(), own_line / PAGE, PAGE_ARGUMENTS p)) : 0;
         own_line %= PAGE;
 #endif
     }
@@ -104,18 +107,17 @@ struct Places {
 __device__ __forceinline__ void copy_positions(
     const Ring& ring, const Tile& tile, const TensorMap& k, const TensorMap& v, PAGE_PARAMETERS const Params& p)
 {
-    int batch = tile.layer / GROUPS, group = tile.layer % GROUPS;
-    Lines keys{k, p.k_head ? group : 0, p.k_batch ? batch : 0};
-    Lines values{v, p.v_head ? group : 0, p.v_batch ? batch : 0};
+    Lines keys{k, p.k_head ? tile.group() : 0, p.k_batch ? tile.batch() : 0};
+    Lines values{v, p.v_head ? tile.group() : 0, p.v_batch ? tile.batch() : 0};
     Places places;
-    places.look_up(tile, 0, batch, PAGE_ARGUMENTS p);
+    places.look_up(tile, 0, PAGE_ARGUMENTS p);
     if (PAGES_READY) {
         wait_for_previous_grid();
     }
     int stage = 0, parity = 1; // the first time around, everything is free
     for (int turn = 0; turn < tile.count; ++turn) {
         if (turn > 0 && turn % 32 == 0) {
-            places.look_up(tile, turn, batch, PAGE_ARGUMENTS p);
+            places.look_up(tile, turn, PAGE_ARGUMENTS p);
         }
         int line = places.line(turn), page = places.page(turn);
         if (threadIdx.x % 32 == 0) {

@@ -113,14 +113,14 @@ def make_decoder(
 
 def greedy(decoder: Decoder, prompt: Sequence[int], count: int) -> list[int]:
     """The tokens that PyTorch adds to a prompt, the likeliest at each step, with transformers' own cache."""
-    cache = import_transformers().DynamicCache()
+    transformers = import_transformers()
     from npu_compiler.frontend.cached_decoder import cache_name
 
-    held, tokens = {cache_name(decoder.model): cache}, list(prompt)
+    cache, tokens = {cache_name(decoder.model): transformers.DynamicCache()}, list(prompt)
     given = torch.tensor([tokens])
     with torch.no_grad():
         for _ in range(count):
-            logits = decoder.model(input_ids=given, use_cache=True, **held).logits[0, -1]
+            logits = decoder.model(input_ids=given, use_cache=True, **cache).logits[0, -1]
             tokens.append(int(logits.float().argmax()))
             given = torch.tensor([tokens[-1:]])
     return tokens[len(prompt) :]
