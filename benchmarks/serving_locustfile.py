@@ -1,8 +1,9 @@
 """What each client of `benchmarks.serving_load` does; locust runs it.
 
-A client asks for a text, reads it as it streams, waits where the load has a rate, and asks again. Each answer becomes
-a line of JSON in the file ``records`` with the process's number behind its name. What to ask for is in the variable
-NPU_LOAD of the environment, as JSON.
+A client asks for a text, reads it as it streams, waits where the load has a rate, and asks again. It keeps its
+connection, as most libraries for HTTP do, unless it waits in between, when a server may close it; and it writes down
+what it asks for next before it reads. Each answer becomes a line of JSON in the file ``records`` with the process's
+number behind its name. What to ask for is in the variable NPU_LOAD of the environment, as JSON.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Client(User):
         """Draws what it asks for from numbers of its own; where the load has a rate, it begins at any time."""
         self._number = f"{os.getpid()}-{next(_NUMBERS)}"
         self._random = random.Random(self._number)
+        self._connection = http.client.HTTPConnection(str(self.host).removeprefix("http://"), timeout=600)
+        self._body = self._drawn()
         self._due = time.time()
         if _LOAD["period"] is not None:
             self._due += self._random.random() * _LOAD["period"]
@@ -51,14 +54,11 @@ class Client(User):
     @task
     def ask(self) -> None:
         """Reads one text."""
-        prompt = [self._random.randrange(_LOAD["vocabulary"]) for _ in range(_LOAD["prompt"])]
-        body = {"model": _LOAD["model"], "prompt": prompt, "max_tokens": _LOAD["answer"], "temperature": 0}
-        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         asked = time.time()
         error: Exception | None = None
         tokens = 0
         try:
-            first, tokens = self._read(json.dumps(body))
+            first, tokens = self._read()
             record = {"client": self._number, "asked": asked, "first": first, "end": time.time()}
             with _RECORDS.open("a") as file:
                 file.write(json.dumps(record | {"tokens": tokens}) + "\n")
@@ -73,19 +73,28 @@ class Client(User):
             context={},
         )
 
-    def _read(self, body: str) -> tuple[float, int]:
+    def _drawn(self) -> str:
+        """What to ask for."""
+        prompt = [self._random.randrange(_LOAD["vocabulary"]) for _ in range(_LOAD["prompt"])]
+        body = {"model": _LOAD["model"], "prompt": prompt, "max_tokens": _LOAD["answer"], "temperature": 0}
+        return json.dumps(body | {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}})
+
+    def _read(self) -> tuple[float, int]:
         """When the first token came, and how many there were."""
-        connection = http.client.HTTPConnection(str(self.host).removeprefix("http://"), timeout=600)
+        is_kept = False
         try:
-            connection.request("POST", "/v1/completions", body, _HEADERS)
-            answer = connection.getresponse()
+            self._connection.request("POST", "/v1/completions", self._body, _HEADERS)
+            self._body = self._drawn()
+            answer = self._connection.getresponse()
             first, end = 0.0, b""
             while part := answer.read1(1 << 16):
                 if not first and b"data: {" in part:
                     first = time.time()
                 end = (end + part)[-4096:]
+            is_kept = _LOAD["period"] is None
         finally:
-            connection.close()
+            if not is_kept:
+                self._connection.close()  # the next request opens it again
         last = end.split(b"\n\n")[-3:-1]  # usage, and the end
         if not first or answer.status != 200 or len(last) != 2 or last[1] != b"data: [DONE]":
             raise ValueError(f"status {answer.status}, and at the end {end[-300:]!r}")

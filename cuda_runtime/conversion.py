@@ -17,6 +17,8 @@ from npu_compiler.integers import ceil_div
 __all__ = ["Conversion", "ask_all", "conversion_text"]
 
 _BLOCK = 256
+_WIDE = 16  # bytes that a thread reads over the bus at once: small requests are what keeps it from its pace
+_WIDE_BLOCK = 64
 _MOST_DIMENSIONS = 8  # of those that are left where neighbours are joined
 _SMALL = 1 << 31  # elements, up to which indices have 32 bits
 
@@ -93,22 +95,32 @@ struct Batch {
   Tensor tensors[BATCH];
 };
 
-template <class Index> static void convert(const Tensor& tensor, unsigned* lost) {
-  Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= tensor.count) return;
-  long long from = 0, to = 0;
+template <class Index> static void find(const Tensor& tensor, Index i, long long& from, long long& to) {
+  from = to = 0;
   for (int d = tensor.rank - 1; d >= 0; --d) {
     Index rest = i / tensor.sizes[d], at = i - rest * tensor.sizes[d];
     i = rest;
     from += at * tensor.from[d], to += at * tensor.to[d];
   }
+}
+
+// Gives whether the number became another.
+static bool convert(Source stored, Target& made) {
   number x, y;
-  read(tensor.source[from], x);
-  Target stored;
-  write(x, stored);
-  read(stored, y);
-  tensor.target[to] = stored;
-  if (is_lost(x, y)) *lost = 1u;
+  read(stored, x);
+  write(x, made);
+  read(made, y);
+  return is_lost(x, y);
+}
+
+template <class Index> static void convert_each(const Tensor& tensor, unsigned* lost) {
+  Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= tensor.count) return;
+  long long from, to;
+  find(tensor, i, from, to);
+  Target made;
+  if (convert(tensor.source[from], made)) *lost = 1u;
+  tensor.target[to] = made;
 }
 
 // Squares of the last two dimensions, of which the last has neighbours in the target and the one before in the source:
@@ -130,13 +142,9 @@ static void convert_turned_square(const Tensor& tensor, unsigned* lost) {
 #pragma unroll 8
   for (int i = first; i < SIDE; i += THREADS / SIDE) {
     if (row + lane < rows && column + i < columns) {
-      number x, y;
-      read(tensor.source[from + lane * tensor.from[line] + i * tensor.from[last]], x);
-      Target stored;
-      write(x, stored);
-      read(stored, y);
-      square[i][lane] = stored;
-      if (is_lost(x, y)) *lost = 1u;
+      Target made;
+      if (convert(tensor.source[from + lane * tensor.from[line] + i * tensor.from[last]], made)) *lost = 1u;
+      square[i][lane] = made;
     }
   }
   __syncthreads();
@@ -148,14 +156,37 @@ static void convert_turned_square(const Tensor& tensor, unsigned* lost) {
   }
 }
 
+// As many neighbours as lie in 16 bytes of the source, of which a line is a multiple.
+extern "C" __global__ void convert_wide(unsigned* lost, const __grid_constant__ Batch batch) {
+  const Tensor& tensor = batch.tensors[blockIdx.y];
+  unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) * (WIDE / (unsigned)sizeof(Source));
+  if (i >= tensor.count) return;
+  long long from, to;
+  find(tensor, i, from, to);
+  union {
+    uint4 all;
+    Source each[WIDE / sizeof(Source)];
+  } stored;
+  stored.all = *(const uint4*)(tensor.source + from);
+  const long long step = tensor.to[tensor.rank - 1];
+  bool is_any_lost = false;
+#pragma unroll
+  for (int k = 0; k < WIDE / sizeof(Source); ++k) {
+    Target made;
+    is_any_lost |= convert(stored.each[k], made);
+    tensor.target[to + k * step] = made;
+  }
+  if (is_any_lost) *lost = 1u;
+}
+
 extern "C" __global__ void convert_turned(unsigned* lost, const __grid_constant__ Batch batch) {
   convert_turned_square(batch.tensors[blockIdx.y], lost);
 }
 extern "C" __global__ void convert_small(unsigned* lost, const __grid_constant__ Batch batch) {
-  convert<unsigned>(batch.tensors[blockIdx.y], lost);
+  convert_each<unsigned>(batch.tensors[blockIdx.y], lost);
 }
 extern "C" __global__ void convert_large(unsigned* lost, const __grid_constant__ Batch batch) {
-  convert<unsigned long long>(batch.tensors[blockIdx.y], lost);
+  convert_each<unsigned long long>(batch.tensors[blockIdx.y], lost);
 }
 """
 
@@ -237,6 +268,7 @@ class _Part(NamedTuple):
     described: bytes
     size: int
     blocks: int
+    threads: int  # of a block
 
 
 def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity: bool) -> Iterator[_Part]:
@@ -246,8 +278,12 @@ def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity:
             yield from _parts(*row, from_host, flag, notes_infinity)
         return
     count = prod(size for size, _, _ in dimensions)
-    entry, blocks = "convert_small" if count <= _SMALL else "convert_large", ceil_div(count, _BLOCK)
-    if count >= _TURNED and not from_host and (turned := _turned(dimensions)):
+    entry, threads = "convert_small" if count <= _SMALL else "convert_large", _BLOCK
+    blocks = ceil_div(count, threads)
+    if from_host and count <= _SMALL and _is_wide(dimensions, source):
+        entry, threads = "convert_wide", _WIDE_BLOCK
+        blocks = ceil_div(count * source.itemsize, _WIDE * threads)
+    elif count >= _TURNED and not from_host and (turned := _turned(dimensions)):
         *outer, (rows, _, _), (columns, _, _) = dimensions = turned
         blocks = prod(size for size, _, _ in outer) * ceil_div(rows, _SIDE) * ceil_div(columns, _SIDE)
         entry = "convert_turned"
@@ -257,7 +293,14 @@ def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity:
     described = struct.pack(_LAYOUT, *places, count, *reads, *writes, *sizes, len(dimensions))
     text = conversion_text(str(source.dtype), str(target.dtype), notes_infinity=notes_infinity)
     kernel = _kernel(target.device.id, text, entry)
-    yield _Part(kernel, 0 if flag is None else flag.data.ptr, described, count, blocks)
+    yield _Part(kernel, 0 if flag is None else flag.data.ptr, described, count, blocks, threads)
+
+
+def _is_wide(dimensions: Sequence[Dimension], source: Any) -> bool:
+    """Whether each line of the source begins and ends where `_WIDE` bytes do."""
+    *outer, (size, read, _) = dimensions or [(1, 0, 0)]
+    places = (size * read, *(stride for _, stride, _ in outer))
+    return read == 1 and not any(place * source.itemsize % _WIDE for place in places) and source.data.ptr % _WIDE == 0
 
 
 def _turned(dimensions: Sequence[Dimension]) -> list[Dimension]:
@@ -277,17 +320,17 @@ def _launch(parts: Sequence[_Part], stream: Any, overflow: Any) -> None:
     grid = max(part.blocks for part in parts), len(parts), 1
     batch = b"".join(part.described for part in parts).ljust(_BATCH * struct.calcsize(_LAYOUT), b"\0")
     parts[0].kernel.launch(
-        grid, (_BLOCK, 1, 1), (1, 1, 1), 0, (parts[0].flag or overflow.data.ptr,), batch, stream.ptr, False
+        grid, (parts[0].threads, 1, 1), (1, 1, 1), 0, (parts[0].flag or overflow.data.ptr,), batch, stream.ptr, False
     )
 
 
 def conversion_text(source: str, target: str, *, notes_infinity: bool = False) -> str:
-    """CUDA C++ from one dtype to another, by their names: ``convert_small``, ``convert_large``, ``convert_turned``."""
+    """CUDA C++ from one dtype to another, by their names: `_parts` says which of its kernels serves what."""
     (read, first), (written, second) = _STORED[source], _STORED[target]
     number = "double" if "double" in (first, second) else first
     return (
         f"#define MOST {_MOST_DIMENSIONS}\n#define BATCH {_BATCH}\n#define NOTES_INFINITY {int(notes_infinity)}\n"
-        f"#define SIDE {_SIDE}\n#define THREADS {_BLOCK}\n"
+        f"#define SIDE {_SIDE}\n#define THREADS {_BLOCK}\n#define WIDE {_WIDE}\n"
         "struct half_bits;\nstruct bfloat_bits;\n"
         f"typedef {number} number;\ntypedef {read} Source;\ntypedef {written} Target;\n{_TEXT}"
     )

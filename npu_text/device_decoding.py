@@ -30,9 +30,7 @@ def can_decode_on_device(model: LanguageModel, sampler: Sampler) -> bool:
 
     Not for `top_p` among very many `top_k` (`Sampling.drawing`), where the device would leave much undecided.
     """
-    step, function = model.step(1)
-    in_place = function.plan is not None and set(step.caches) == {(name, out) for out, name in function.plan.state}
-    return in_place and (sampler.sampling.temperature == 0 or sampler.sampling.drawing is not None)
+    return model.updates_in_place and (sampler.sampling.temperature == 0 or sampler.sampling.drawing is not None)
 
 
 def decode_on_device(sequence: TokenSequence, sampler: Sampler, limit: int) -> Callable[[Tensor], Iterator[int]]:

@@ -94,6 +94,12 @@ class LanguageModel:
                 self._ready[name] = self.functions.prepare(name)
             return self.spec.functions[name], self._ready[name]
 
+    @property
+    def updates_in_place(self) -> bool:
+        """Whether the device does all of a step of one token, and updates the caches where they lie."""
+        step, function = self.step(1)
+        return function.plan is not None and set(step.caches) == {(name, out) for out, name in function.plan.state}
+
     def next_token(self, drawing: Drawing | None = None) -> Executor:
         """What chooses the next token; made ready when it is first asked for.
 
@@ -141,6 +147,7 @@ class TokenSequence:
                 cache = NPUBuffer(model.device, next(memory), spec)
                 backend.clear(cache.data)
                 self.caches.append(cache)
+        self._single: _SingleStep | None = None
 
     def advance(self, tokens: Sequence[int]) -> Tensor:
         """Takes more tokens, in chunks where they are many.
@@ -161,6 +168,10 @@ class TokenSequence:
                 "all, which the cache holds; extract the model with a longer one: npu extract-llm --cache"
             )
         self.tokens += tokens
+        if len(tokens) == 1 and self.model.updates_in_place:
+            if self._single is None or not self._single.is_for(self.caches):
+                self._single = _SingleStep(self.model, self.caches)
+            return self._single.run(tokens[0], before)
         for chunk in plan_chunks(before, len(self.tokens), self.model.lengths, spec.cache_length):
             logits = self._run(chunk)
         return logits
@@ -181,6 +192,42 @@ class TokenSequence:
     def _on_device(self, array: NDArray[Any], name: str, function: StepFunction) -> Tensor:
         spec = function.input_specs.get(name)
         return array if spec is None else NPUBuffer.from_numpy(array, self.model.device, spec=spec)
+
+
+class _SingleStep:
+    """The function for one token on the caches of a sequence: a replay, of which nothing is looked up or allocated."""
+
+    def __init__(self, model: LanguageModel, caches: Sequence[Tensor]) -> None:
+        step, function = model.step(1)
+        assert function.plan is not None
+        assert function.bind is not None
+        device, specs = model.device, function.input_specs
+        logits = next(spec for spec in function.plan.outputs if spec.name == step.logits)
+        self._backend = device.backend
+        self._token, self._position, self._logits = (
+            NPUBuffer(device, device.backend.allocate(spec.nbytes), spec)
+            for spec in (specs[step.tokens], specs[step.positions], logits)
+        )
+        self._caches = [cache for cache in caches if isinstance(cache, NPUBuffer)]
+        given = {name: cache for (name, _), cache in zip(step.caches, self._caches, strict=True)}
+        given |= {step.tokens: self._token, step.positions: self._position}
+        if step.last:
+            given[step.last] = NPUBuffer.from_numpy(np.zeros(1, np.int64), device, specs[step.last])
+        self._replay = function.bind(given, {step.logits: self._logits})
+
+    def is_for(self, caches: Sequence[Tensor]) -> bool:
+        """Whether these are the caches that it works on."""
+        return all(
+            isinstance(cache, NPUBuffer) and cache.data is own.data
+            for cache, own in zip(caches, self._caches, strict=True)
+        )
+
+    def run(self, token: int, position: int) -> NDArray[Any]:
+        """The logits behind a token at a position."""
+        for buffer, value in ((self._token, token), (self._position, position)):
+            self._backend.write(np.full(buffer.shape, value, np.int64), buffer.spec, buffer.data)
+        self._replay()
+        return self._logits.to_numpy()
 
 
 class Chunk(NamedTuple):

@@ -26,10 +26,17 @@ __all__ = [
 
 _MOST_STRINGS = 16
 _MOST_TEXTS = 128
+_MOST_INPUTS = 2048
 _INT64 = 1 << 63
 
+
+def _list(most: int | None = None, least: int | None = None) -> Any:
+    """So many items. The first wrong one is told alone: where a list is of another kind, all of a million are."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
+
+
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenId = Annotated[int, Field(ge=0, lt=_INT64)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=_INT64)]], _list(least=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -57,7 +64,7 @@ class SamplingFields(_Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STRINGS)] | None = None
+    stop: Stop | Annotated[list[Stop], _list(_MOST_STRINGS)] | None = None
     n: Annotated[int, Field(ge=1, le=_MOST_TEXTS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -85,9 +92,9 @@ class Message(_Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], _list()] | None = None
     name: str | None = None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: Annotated[list[CalledTool], _list()] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -136,11 +143,11 @@ class ResponseFormat(_Body):
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], _list(least=1)]
     max_completion_tokens: Annotated[int, Field(ge=0, lt=_INT64)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=_MOST_TEXTS)] | None = None
+    tools: Annotated[list[Tool], _list(_MOST_TEXTS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -151,10 +158,7 @@ class CompletionRequest(SamplingFields):
     """POST /v1/completions"""
 
     prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=_MOST_TEXTS)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=_MOST_TEXTS)]
+        str | Annotated[list[str], _list(_MOST_TEXTS, 1)] | TokenIds | Annotated[list[TokenIds], _list(_MOST_TEXTS, 1)]
     )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
@@ -167,9 +171,9 @@ class EmbeddingRequest(_Body):
     model: str
     input: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=2048)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048)]
+        | Annotated[list[str], _list(_MOST_INPUTS, 1)]
+        | TokenIds
+        | Annotated[list[TokenIds], _list(_MOST_INPUTS, 1)]
     )
     encoding_format: Literal["float", "base64"] | None = None
 
@@ -178,7 +182,7 @@ class TokenizeRequest(_Body):
     """POST /tokenize"""
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], _list(least=1)] | None = None
     add_special_tokens: bool | None = None
 
 

@@ -19,6 +19,7 @@ from npu_runtime.device import Device
 from npu_text.batching.engine import BatchEngine
 from npu_text.batching.paged_engine import PagedEngine
 from npu_text.batching.texts import Limits
+from npu_text.serving.limited_http import http_protocol
 
 __all__ = [
     "Served",
@@ -193,6 +194,7 @@ def _config(app: Any, **place: Any) -> Any:
     return uvicorn.Config(
         app,
         **place,
+        http=http_protocol(),
         log_level="warning",
         access_log=False,
         ws="none",

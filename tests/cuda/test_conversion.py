@@ -22,7 +22,7 @@ _PAIRS = [*product(_FLOATS, repeat=2), *product(_INTEGERS, repeat=2), ("bool", "
 @pytest.mark.parametrize("architecture", [70, 80, 90])
 def test_kernels_compile(architecture: int) -> None:
     pairs = _PAIRS[::5] if architecture == 70 else [("float32", "bfloat16"), ("float64", "float16")]
-    kernels = ("convert_small", "convert_large", "convert_turned")
+    kernels = ("convert_small", "convert_large", "convert_turned", "convert_wide")
     compile_together([(conversion_text(*pair), kernels) for pair in pairs], architecture)
 
 
@@ -68,6 +68,31 @@ def test_large_tensors_are_turned(
     made, lost = _converted(array, _dtype(target), device, axes)
     assert not lost
     np.testing.assert_array_equal(made.astype(np.float64), array.astype(np.float64))
+
+
+@pytest.mark.parametrize(("source", "target"), _PAIRS)
+@pytest.mark.parametrize("shape", [(3, 5, 32), (2, 3, 8, 12), (160,), (3, 5, 7)], ids=str)
+def test_numbers_are_read_over_the_bus(
+    device: Device, rng: np.random.Generator, source: str, target: str, shape: tuple[int, ...]
+) -> None:
+    import cupy
+
+    array = rng.integers(0, 2, shape).astype(_dtype(source))
+    backend: Any = device.backend
+    for start in (0, 1):  # of which one begins where no 16 bytes do
+        memory = backend.allocate_visible(array.nbytes + 16)
+        pinned = memory.content[start * array.itemsize :][: array.nbytes].view(array.dtype).reshape(shape)
+        pinned[...] = array
+        with backend.active():
+            stored = memory.array[start * array.itemsize :][: array.nbytes].view(array.dtype).reshape(shape)
+            made = cupy.zeros((*shape[1:], shape[0] + 1), _dtype(target))[..., :-1].transpose(
+                len(shape) - 1, *range(len(shape) - 1)
+            )
+            lost = cupy.zeros(1, cupy.uint32)
+            Conversion(stored, made, from_host=True).ask(backend.stream, lost)
+            np.testing.assert_array_equal(cupy.asnumpy(made).astype(float), array.astype(float))
+            assert not lost.get()[0]
+            assert not cupy.asnumpy(made.base if made.base is not None else made).astype(float)[..., -1].any()
 
 
 @pytest.mark.parametrize(

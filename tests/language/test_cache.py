@@ -30,7 +30,7 @@ def arrays(sequence: TokenSequence) -> list[NDArray[Any]]:
 
 
 def logits(row: Any) -> NDArray[np.float32]:
-    return np.asarray(row.to_numpy()).astype(np.float32).reshape(-1)
+    return np.asarray(row).astype(np.float32).reshape(-1)
 
 
 def filled_with_garbage(generator: Generator) -> TokenSequence:

@@ -53,7 +53,7 @@ def check_single(generator: Generator, given: Sequence[int], tokens: Sequence[in
         return
     sequence = generator.model.begin()
     row: Any = sequence.advance([*given, *alone[:first]])
-    logits = np.asarray(row.to_numpy()).astype(np.float32).reshape(-1)
+    logits = np.asarray(row).astype(np.float32).reshape(-1)
     assert logits[alone[first]] - logits[tokens[first]] <= 0.02 * np.abs(logits).max()
 
 

@@ -76,7 +76,7 @@ def test_logits_are_those_of_rounded_activations(
     folder = extracted(sources[kind], tmp_path / "model", kind)
     sequence = Generator(folder, device).model.begin()
     row: Any = sequence.advance(TOKENS)
-    given = np.asarray(row.to_numpy()).astype(np.float32).reshape(-1)
+    given = np.asarray(row).astype(np.float32).reshape(-1)
     with torch.no_grad():
         model = loaded(sources[kind], kind)
         wanted = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0, -1].float().numpy()

@@ -306,6 +306,42 @@ def test_slow_readers_and_half_open_connections_harm_nobody() -> None:
             connection.close()
 
 
+@pytest.mark.parametrize("where", ["a line", "lines", "the address", "behind the body"])
+def test_what_is_no_body_has_a_limit(server: Server, where: str) -> None:
+    """Without one, whoever sends lines and never ends takes the server's memory."""
+    url, endless = "/v1/completions", b"a" * (1 << 16)
+    start = f"POST {url} HTTP/1.1\r\nhost: a\r\n".encode()
+    if where == "a line":
+        start += b"x: "
+    elif where == "lines":
+        endless = b"".join(b"x%d: a\r\n" % number for number in range(8000))
+    elif where == "the address":
+        start = f"POST {url}?".encode()
+    else:
+        start += b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: "
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        sent = 0
+        with contextlib.suppress(OSError):  # it was closed
+            connection.sendall(start)
+            while sent < 64 << 20:
+                connection.sendall(endless)
+                sent += len(endless)
+        assert sent < 16 << 20  # what systems keep on the way
+    assert httpx.post(f"{server.url}{url}", json={"model": MODEL, "prompt": "a", "max_tokens": 1}).is_success
+
+
+def test_a_body_in_chunks_of_one_byte_is_read(server: Server) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "a" * 20_000, "max_tokens": 1})
+
+    def chunks() -> Iterator[bytes]:
+        for letter in body:
+            yield letter.encode()
+
+    answer = httpx.post(f"{server.url}/v1/completions", content=chunks(), headers={"content-type": "application/json"})
+    assert "context_length" in answer.text
+
+
 def test_a_device_that_fails_is_told_to_all() -> None:
     with serve(slow_engine()) as own:
         with httpx.stream("POST", f"{own.url}/v1/chat/completions", json=CHAT | {"stream": True}) as stream:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from npu_text.batching.texts import Limits
+from npu_text.serving.limited_http import http_protocol
 from tests.support.simulated_engine import SimulatedEngine
 
 __all__ = ["CHAT", "END", "MODEL", "Server", "make_service", "make_tokenizer", "running", "serve", "simulated_app"]
@@ -108,7 +109,7 @@ def running(app: Any) -> Iterator[str]:
     """An application on a free port."""
     uvicorn = pytest.importorskip("uvicorn")
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(app, http=http_protocol(), log_level="warning", lifespan="on", ws="none"))
     server.install_signal_handlers = lambda: None
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
     thread.start()
