@@ -22,7 +22,7 @@ from npu_text.serving.chat_template import ChatTemplate
 from npu_text.serving.completions import Completion
 from npu_text.serving.core import TextJob
 from npu_text.serving.events import EventPace, TextEvent, event
-from npu_text.serving.protocol import ChatRequest, CompletionRequest, Message
+from npu_text.serving.protocol import ChatRequest, CompletionRequest, EmbeddingRequest, Message
 from npu_text.serving.tool_calls import ToolCall, ToolCalls
 from npu_text.serving.vocabulary import Vocabulary
 from tests.support.serving import CHAT, END, MODEL, make_service, make_tokenizer
@@ -288,3 +288,24 @@ def test_the_end_of_a_stream_is_one_part(kind: str) -> None:
     assert '"choices":[{' in first
     assert '"completion_tokens":10' in rest[-2]
     assert rest[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        (CompletionRequest, {"prompt": [-1] * 50_000}),
+        (CompletionRequest, {"prompt": "a", "stop": [1] * 50_000}),
+        (ChatRequest, {"messages": [1] * 50_000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 50_000}]}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * 50_000}]}),
+        (EmbeddingRequest, {"input": [[-1] * 50_000]}),
+    ],
+    ids=["tokens", "stop", "messages", "content", "calls", "input"],
+)
+def test_of_a_list_that_is_wrong_everywhere_one_item_is_told(kind: Any, field: dict[str, Any]) -> None:
+    """A body of the largest size had kept the server from everybody else for seconds, and took a gigabyte."""
+    from pydantic import ValidationError
+
+    with pytest.raises(ValidationError) as told:
+        kind.model_validate({"model": MODEL} | field)
+    assert told.value.error_count() <= 5

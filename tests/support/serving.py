@@ -109,9 +109,15 @@ def running(app: Any) -> Iterator[str]:
     """An application on a free port."""
     uvicorn = pytest.importorskip("uvicorn")
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, http=http_protocol(), log_level="warning", lifespan="on", ws="none"))
+    config = uvicorn.Config(app, http=http_protocol(), log_level="warning", lifespan="on", ws="none")
+    server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # as uvicorn's own `run` does
+            runner.run(server.serve([listening]))
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         while not server.started and thread.is_alive():
