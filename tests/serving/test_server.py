@@ -16,7 +16,7 @@ import pytest
 
 from npu_text.batching.texts import Limits
 from npu_text.serving.events import EventPace
-from tests.support.serving import END, MODEL, Server, serve
+from tests.support.serving import END, MODEL, Server, running, serve, simulated_app
 from tests.support.simulated_engine import SimulatedEngine
 
 httpx = pytest.importorskip("httpx")
@@ -329,6 +329,27 @@ def test_what_is_no_body_has_a_limit(server: Server, where: str) -> None:
                 sent += len(endless)
         assert sent < 16 << 20  # what systems keep on the way
     assert httpx.post(f"{server.url}{url}", json={"model": MODEL, "prompt": "a", "max_tokens": 1}).is_success
+
+
+def test_who_begins_a_request_and_never_sends_its_head_is_disconnected() -> None:
+    """Without an end to waiting, so many open connections are all that a process may have."""
+    app, _ = simulated_app()
+    with running(app, head_seconds=0.3) as url:
+        host, port = url.removeprefix("http://").split(":")
+        opened = [socket.create_connection((host, int(port)), timeout=10) for _ in range(6)]
+        for connection, said in zip(opened, [b"", b"P", b"GET /health HTTP/1.1\r\nhost: a\r\n"] * 2, strict=True):
+            connection.sendall(said)
+        later = socket.create_connection((host, int(port)), timeout=10)
+        later.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\nGET")  # and another one, of which no more comes
+        assert b" 200 " in later.recv(1000)
+        for connection in [*opened, later]:
+            while connection.recv(1000):
+                pass
+            connection.close()
+        with httpx.Client() as client:  # whose connection lies idle for longer
+            assert client.get(f"{url}/health").is_success
+            time.sleep(0.5)
+            assert client.get(f"{url}/health").is_success
 
 
 def test_a_body_in_chunks_of_one_byte_is_read(server: Server) -> None:

@@ -105,11 +105,11 @@ def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, *
 
 
 @contextmanager
-def running(app: Any) -> Iterator[str]:
-    """An application on a free port."""
+def running(app: Any, head_seconds: float = 30.0) -> Iterator[str]:
+    """An application on a free port; heads of requests must arrive within so many seconds."""
     uvicorn = pytest.importorskip("uvicorn")
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=http_protocol(), log_level="warning", lifespan="on", ws="none")
+    config = uvicorn.Config(app, http=http_protocol(head_seconds), log_level="warning", lifespan="on", ws="none")
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
 
