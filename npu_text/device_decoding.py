@@ -16,7 +16,7 @@ from npu_runtime.backend import Recording
 from npu_runtime.buffer import NPUBuffer
 from npu_text.language_model import LanguageModel, TokenSequence
 from npu_text.sampling import Drawing, Sampler, not_a_number
-from npu_text.step_functions import Tensor
+from npu_text.step_functions import Tensor, device_buffer, write_number
 
 __all__ = ["can_decode_on_device", "decode_on_device"]
 
@@ -94,8 +94,8 @@ class _Loop:
         ins = {spec.name: spec for spec in choice.plan.inputs}
         outs = {spec.name: spec for spec in choice.plan.outputs}
         self._chosen = _visible(model, ins["chosen"])
-        self._tokens = [self._empty(outs["tokens"]) for _ in range(2)]
-        self._positions = [self._empty(outs["next_positions"]) for _ in range(2)]
+        self._tokens = [device_buffer(model.device, outs["tokens"]) for _ in range(2)]
+        self._positions = [device_buffer(model.device, outs["next_positions"]) for _ in range(2)]
         self._draws = _Draws(model, sampler, drawing, ins) if drawing is not None else None
         self._turn, self._position = 0, 0
         self._caches: list[NPUBuffer] = []
@@ -109,8 +109,7 @@ class _Loop:
         self._record(sequence)
         self._position = len(sequence.tokens)
         for buffer, value in ((self._tokens, token), (self._positions, self._position)):
-            given = buffer[self._turn]
-            self._model.device.backend.write(np.full(given.shape, value, np.int64), given.spec, given.data)
+            write_number(buffer[self._turn], value)
 
     def launch(self) -> _Wait:
         """Asks for one step, and gives what waits for it."""
@@ -143,7 +142,8 @@ class _Loop:
         step, decode = self._model.step(1)
         assert decode.bind is not None
         assert decode.plan is not None
-        logits = self._empty(next(spec for spec in decode.plan.outputs if spec.name == step.logits))
+        spec = next(spec for spec in decode.plan.outputs if spec.name == step.logits)
+        logits = device_buffer(self._model.device, spec)
         positions = self._positions[turn]
         given = {name: cache for (name, _), cache in zip(step.caches, self._caches, strict=True)}
         given |= {step.tokens: self._tokens[turn], step.positions: positions}
@@ -158,9 +158,6 @@ class _Loop:
             {"tokens": self._tokens[1 - turn], "next_positions": self._positions[1 - turn]},
         )
         return self._model.device.backend.record([bound, chosen])
-
-    def _empty(self, spec: BufferSpec) -> NPUBuffer:
-        return NPUBuffer(self._model.device, self._model.device.backend.allocate(spec.nbytes), spec)
 
 
 class _Draws:

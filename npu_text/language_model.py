@@ -29,7 +29,9 @@ from npu_text.step_functions import (
     StepFunction,
     StepFunctions,
     Tensor,
+    device_buffer,
     open_program,
+    write_number,
 )
 
 __all__ = ["Chunk", "LanguageModel", "TokenSequence", "plan_chunks"]
@@ -168,13 +170,18 @@ class TokenSequence:
                 "all, which the cache holds; extract the model with a longer one: npu extract-llm --cache"
             )
         self.tokens += tokens
-        if len(tokens) == 1 and self.model.updates_in_place:
-            if self._single is None or not self._single.is_for(self.caches):
-                self._single = _SingleStep(self.model, self.caches)
-            return self._single.run(tokens[0], before)
+        if len(tokens) == 1 and (single := self._single_step()):
+            return single.run(tokens[0], before)
         for chunk in plan_chunks(before, len(self.tokens), self.model.lengths, spec.cache_length):
             logits = self._run(chunk)
         return logits
+
+    def _single_step(self) -> _SingleStep | None:
+        """What replays the function for one token on the caches, where it updates them in place."""
+        caches = [cache for cache in self.caches if isinstance(cache, NPUBuffer)]
+        if self._single is None or self._single.memory != [cache.data for cache in caches]:
+            self._single = _SingleStep(self.model, caches) if self.model.updates_in_place else None
+        return self._single
 
     def _run(self, chunk: Chunk) -> Tensor:
         step, function = self.model.step(chunk.length)
@@ -195,37 +202,32 @@ class TokenSequence:
 
 
 class _SingleStep:
-    """The function for one token on the caches of a sequence: a replay, of which nothing is looked up or allocated."""
+    """The function for one token on the caches of a sequence, as a replay.
 
-    def __init__(self, model: LanguageModel, caches: Sequence[Tensor]) -> None:
+    Attributes:
+        memory: Of the caches.
+    """
+
+    def __init__(self, model: LanguageModel, caches: Sequence[NPUBuffer]) -> None:
         step, function = model.step(1)
         assert function.plan is not None
         assert function.bind is not None
         device, specs = model.device, function.input_specs
         logits = next(spec for spec in function.plan.outputs if spec.name == step.logits)
-        self._backend = device.backend
-        self._token, self._position, self._logits = (
-            NPUBuffer(device, device.backend.allocate(spec.nbytes), spec)
-            for spec in (specs[step.tokens], specs[step.positions], logits)
-        )
-        self._caches = [cache for cache in caches if isinstance(cache, NPUBuffer)]
-        given = {name: cache for (name, _), cache in zip(step.caches, self._caches, strict=True)}
+        self._token = device_buffer(device, specs[step.tokens])
+        self._position = device_buffer(device, specs[step.positions])
+        self._logits = device_buffer(device, logits)
+        self.memory = [cache.data for cache in caches]
+        given = {name: cache for (name, _), cache in zip(step.caches, caches, strict=True)}
         given |= {step.tokens: self._token, step.positions: self._position}
         if step.last:
             given[step.last] = NPUBuffer.from_numpy(np.zeros(1, np.int64), device, specs[step.last])
         self._replay = function.bind(given, {step.logits: self._logits})
 
-    def is_for(self, caches: Sequence[Tensor]) -> bool:
-        """Whether these are the caches that it works on."""
-        return all(
-            isinstance(cache, NPUBuffer) and cache.data is own.data
-            for cache, own in zip(caches, self._caches, strict=True)
-        )
-
     def run(self, token: int, position: int) -> NDArray[Any]:
         """The logits behind a token at a position."""
-        for buffer, value in ((self._token, token), (self._position, position)):
-            self._backend.write(np.full(buffer.shape, value, np.int64), buffer.spec, buffer.data)
+        write_number(self._token, token)
+        write_number(self._position, position)
         self._replay()
         return self._logits.to_numpy()
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.artifact.generation_spec import GenerationSpec
@@ -26,7 +27,7 @@ from npu_runtime.weight_loader import load_weights
 from npu_runtime.workspace import Workspace
 
 __all__ = ["PartitionedFunctions", "ProgramFunctions", "StepFunction", "StepFunctions", "Tensor"]
-__all__ += ["open_program", "partition_functions"]
+__all__ += ["device_buffer", "open_program", "partition_functions", "write_number"]
 
 Tensor = NPUBuffer | NDArray[Any]
 
@@ -105,6 +106,16 @@ class PartitionedFunctions:
                 "IR of the folder"
             )
         return StepFunction(self.executor.functions[name].input_specs, partial(self.executor.execute, function=name))
+
+
+def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
+    """Memory for a tensor; what lies there is not promised."""
+    return NPUBuffer(device, device.backend.allocate(spec.nbytes), spec)
+
+
+def write_number(buffer: NPUBuffer, number: int) -> None:
+    """Makes every element of a tensor on the device this number."""
+    buffer.device.backend.write(np.full(buffer.shape, number, np.int64), buffer.spec, buffer.data)
 
 
 def open_program(folder: Path, irs: Mapping[str, str], target: str, name: str = "model") -> CompiledProgram:

@@ -28,10 +28,7 @@ _EXTRAS = {
     "torch": ("torch", "pytorch-ir"),
     "llm": ("transformers",),
     "text": ("tokenizers",),
-    "serve": (
-        *("fastapi", "uvicorn", "httptools", "uvloop"),
-        *("jinja2", "llguidance", "prometheus-client", "aiohttp"),
-    ),
+    "serve": ("fastapi", "uvicorn", "httptools", "uvloop", "jinja2", "llguidance", "prometheus-client", "aiohttp"),
     "examples": ("torchvision", "pillow", "scikit-image"),
 }
 

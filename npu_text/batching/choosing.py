@@ -33,6 +33,7 @@ from npu_runtime.workspace import Workspace
 from npu_text.batching.bound_choice import BoundChoice, LaneGroup, LaneText, writable
 from npu_text.batching.engine import Chosen, LaneSampling
 from npu_text.batching.lane_sampling import LARGEST, SMALLEST, check_sampling
+from npu_text.step_functions import device_buffer
 
 __all__ = ["LaneChooser", "LaneRow", "accepted"]
 
@@ -165,7 +166,7 @@ class LaneChooser:
             if spec.name in _TABLES:
                 inputs[spec.name] = NPUBuffer(device, self._table(spec.name).data, spec)
             elif spec.name != "logits":
-                inputs[spec.name] = NPUBuffer(device, device.backend.allocate(spec.nbytes), spec)
+                inputs[spec.name] = device_buffer(device, spec)
         if asked & _NEED_ROWS:
             rows = self._rows(device, prod(logits.shape[:-1]), asked)
             own = {spec.name: self._visible(spec) for spec in rows.plan.inputs if spec.name not in _SETTINGS}

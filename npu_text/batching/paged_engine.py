@@ -36,11 +36,10 @@ from npu_text.batching.step_calls import (
     StepCalls,
     StepResult,
     StepTurn,
-    device_buffer,
     visible,
 )
 from npu_text.step_check import check_batch
-from npu_text.step_functions import ProgramFunctions, open_program
+from npu_text.step_functions import ProgramFunctions, device_buffer, open_program
 
 __all__ = ["PagedEngine"]
 

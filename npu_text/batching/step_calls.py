@@ -24,8 +24,9 @@ from npu_text.batching.bound_choice import BoundChoice, LaneGroup
 from npu_text.batching.choosing import LaneChooser
 from npu_text.batching.engine import Chosen, LaneSteps, MaskSource, Prefill, Stepped
 from npu_text.batching.scoring import BoundScores, TokenScorer
+from npu_text.step_functions import device_buffer
 
-__all__ = ["TURNS", "LogitReaders", "Scene", "StepCalls", "StepResult", "StepTurn", "device_buffer", "visible"]
+__all__ = ["TURNS", "LogitReaders", "Scene", "StepCalls", "StepResult", "StepTurn", "visible"]
 
 _Given = TypeVar("_Given")
 TURNS = 2  # steps that may be on their way at a time: one goes on from what the one before chooses
@@ -142,10 +143,6 @@ class _ScoringCall(NamedTuple):
 
     recording: Recording
     scores: BoundScores
-
-
-def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
-    return NPUBuffer(device, device.backend.allocate(spec.nbytes), spec)
 
 
 class StepCalls:

@@ -92,7 +92,7 @@ def test_numbers_are_read_over_the_bus(
             Conversion(stored, made, from_host=True).ask(backend.stream, lost)
             np.testing.assert_array_equal(cupy.asnumpy(made).astype(float), array.astype(float))
             assert not lost.get()[0]
-            assert not cupy.asnumpy(made.base if made.base is not None else made).astype(float)[..., -1].any()
+            assert not cupy.asnumpy(made.base).astype(float)[..., -1].any()
 
 
 @pytest.mark.parametrize(
