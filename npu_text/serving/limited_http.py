@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
+
+from npu_text.serving.errors import APIError
 
 __all__ = ["http_protocol"]
 
@@ -59,6 +62,13 @@ def http_protocol(seconds: float = 30.0) -> Any:
         def on_message_complete(self) -> None:
             self._beside = 0
             super().on_message_complete()
+
+        def send_400_response(self, msg: str) -> None:
+            """As the class does, in the API's form: for what is no HTTP, too."""
+            body = json.dumps(APIError(msg).body)
+            lines = ("HTTP/1.1 400 Bad Request", "content-type: application/json", f"content-length: {len(body)}")
+            self.transport.write("\r\n".join([*lines, "connection: close", "", body]).encode("ascii"))
+            self.transport.close()
 
         def _expect_head(self) -> None:
             if self._patience is None:

@@ -331,6 +331,17 @@ def test_what_is_no_body_has_a_limit(server: Server, where: str) -> None:
     assert httpx.post(f"{server.url}{url}", json={"model": MODEL, "prompt": "a", "max_tokens": 1}).is_success
 
 
+@pytest.mark.parametrize("said", [b"no request\r\n\r\n", b"GET / HTTP/1.1\r\nx: ".ljust((64 << 10) + 1, b"a")])
+def test_what_is_no_request_is_refused_in_the_form_of_the_api(server: Server, said: bytes) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(said)
+        head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert f"content-length: {len(body)}".encode() in head
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
 def test_who_begins_a_request_and_never_sends_its_head_is_disconnected() -> None:
     """Without an end to waiting, so many open connections are all that a process may have."""
     app, _ = simulated_app()
