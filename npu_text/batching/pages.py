@@ -115,12 +115,11 @@ class PagePool:
             after, start = known, start + size
         return found
 
-    def _alike(self, after: _Known, tokens: Sequence[int]) -> tuple[_Known | None, int]:
-        """What follows `after` and shares the most of its first tokens with some others, and how many."""
-        best, most = None, 0
+    def _alike(self, after: _Known, tokens: tuple[int, ...], least: int) -> tuple[_Known | None, int]:
+        """What follows `after` and shares the most of its first tokens with others, at least so many; and how many."""
+        best, most, first = None, 0, tokens[:least]
         for known in after.children.values():
-            count = _common(known.tokens, tokens)
-            if count > most:
+            if known.tokens[:least] == first and (count := _common(known.tokens, tokens)) > most:
                 best, most = known, count
         return best, most
 
@@ -201,9 +200,10 @@ class PageTable:
 
     def _copied(self, prompt: Sequence[int]) -> list[tuple[int, int]]:
         pool, start = self._pool, self.shared_tokens
-        wanted = prompt[start : min(start + pool.page_tokens, len(prompt) - 1)]
-        known, count = pool._alike(self._last, wanted)
-        if known is None or 4 * count < pool.page_tokens:  # a copy for a few tokens is more work than those
+        wanted = tuple(prompt[start : min(start + pool.page_tokens, len(prompt) - 1)])
+        least = ceil_div(pool.page_tokens, 4)  # a copy for a few tokens is more work than those
+        known, count = pool._alike(self._last, wanted, least)
+        if known is None or count < least:
             return []
         pool._take(known.page)
         if pool.available < pool.promised:  # others need it
