@@ -135,7 +135,7 @@ def _generation(args: argparse.Namespace) -> dict[str, Any]:
     Greedy, and drawn at random. Drawn texts of host and device have equal random numbers, but may differ by a rounding.
     """
     from npu_runtime import Device, Generator
-    from npu_text.generator import decode_on_host
+    from npu_text.host_decoding import decode_on_host
 
     generator = Generator(args.folder, Device("cuda"))
     figures: dict[str, Any] = {}

@@ -9,14 +9,15 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.graph.next_token import NO_NUMBER
-from npu_compiler.graph.sampled_token import SLOTS, UNDECIDED
+from npu_compiler.graph.next_token import NO_NUMBER, next_token_ir
+from npu_compiler.graph.sampled_token import SLOTS, UNDECIDED, sampled_token_ir
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Recording
 from npu_runtime.buffer import NPUBuffer
+from npu_runtime.executor import Executor
 from npu_text.language_model import LanguageModel, TokenSequence
 from npu_text.sampling import Drawing, Sampler, not_a_number
-from npu_text.step_functions import Tensor, device_buffer, write_number
+from npu_text.step_functions import Tensor, device_buffer, visible, write_number
 
 __all__ = ["can_decode_on_device", "decode_on_device"]
 
@@ -90,10 +91,10 @@ class _Loop:
     def __init__(self, sequence: TokenSequence, sampler: Sampler) -> None:
         model = self._model = sequence.model
         drawing = sampler.sampling.drawing
-        choice = self._choice = model.next_token(drawing)
+        choice = self._choice = _choice(model, drawing)
         ins = {spec.name: spec for spec in choice.plan.inputs}
         outs = {spec.name: spec for spec in choice.plan.outputs}
-        self._chosen = _visible(model, ins["chosen"])
+        self._read, self._chosen = visible(model.device, ins["chosen"])
         self._tokens = [device_buffer(model.device, outs["tokens"]) for _ in range(2)]
         self._positions = [device_buffer(model.device, outs["next_positions"]) for _ in range(2)]
         self._draws = _Draws(model, sampler, drawing, ins) if drawing is not None else None
@@ -101,8 +102,6 @@ class _Loop:
         self._caches: list[NPUBuffer] = []
         self._recordings: list[Recording] = []
         self._record(sequence)
-        content = self._chosen.data.reading().view(self._chosen.spec.dtype.numpy)
-        self._read = self._chosen.spec.layout.view(content)
 
     def start(self, sequence: TokenSequence, token: int) -> None:
         """Makes the next step take this token behind a sequence."""
@@ -139,15 +138,8 @@ class _Loop:
 
     def _recorded(self, turn: int) -> Recording:
         """A step that reads the tokens and positions of a turn, and the choice that writes those of the other."""
-        step, decode = self._model.step(1)
-        assert decode.bind is not None
-        assert decode.plan is not None
-        spec = next(spec for spec in decode.plan.outputs if spec.name == step.logits)
-        logits = device_buffer(self._model.device, spec)
         positions = self._positions[turn]
-        given = {name: cache for (name, _), cache in zip(step.caches, self._caches, strict=True)}
-        given |= {step.tokens: self._tokens[turn], step.positions: positions}
-        bound = decode.bind(given, {step.logits: logits})
+        bound, logits = self._model.bind_step(self._tokens[turn], positions, self._caches)
         chosen = self._choice.bind(
             {
                 "logits": logits,
@@ -168,14 +160,10 @@ class _Draws:
     """
 
     def __init__(self, model: LanguageModel, sampler: Sampler, drawing: Drawing, specs: dict[str, BufferSpec]) -> None:
-        smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-        inverse = min(max(1 / sampler.sampling.temperature, smallest), largest)
         self._sampler = sampler
         self._drawn: dict[int, NDArray[np.float32]] = {}  # by position, until their token is read
-        memory = _visible(model, specs["draws"])
-        with memory.data.writing() as content:
-            self._slots = specs["draws"].layout.view(content.view(np.float32))
-        numbers = {"inverse_temperature": inverse, **drawing.limits}
+        self._slots, memory = visible(model.device, specs["draws"])
+        numbers = {"inverse_temperature": sampler.inverse_temperature, **drawing.limits}
         arrays = {name: np.full(1, number, np.float32) for name, number in numbers.items()}
         self.inputs = {"draws": memory} | {
             name: NPUBuffer.from_numpy(array, model.device, specs[name]) for name, array in arrays.items()
@@ -192,5 +180,9 @@ class _Draws:
         return self._drawn.pop(position)
 
 
-def _visible(model: LanguageModel, spec: BufferSpec) -> NPUBuffer:
-    return NPUBuffer(model.device, model.device.backend.allocate_visible(spec.nbytes), spec)
+def _choice(model: LanguageModel, drawing: Drawing | None) -> Executor:
+    """What chooses the next token."""
+    sizes = model.spec.vocabulary, model.spec.dtype, model.spec.cache_length
+    if drawing is None:
+        return model.beside(next_token_ir, *sizes)
+    return model.beside(sampled_token_ir, *sizes, drawing.tries, tuple(drawing.limits))

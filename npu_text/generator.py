@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -15,29 +14,18 @@ from npu_compiler.errors import InputError, MissingDependencyError
 from npu_compiler.partitioner import PartitionPlan
 from npu_runtime.device import Device
 from npu_text.device_decoding import can_decode_on_device, decode_on_device
+from npu_text.host_decoding import decode_on_host
 from npu_text.language_model import LanguageModel, TokenSequence, plan_chunks
 from npu_text.sampling import Sampler, Sampling
 from npu_text.step_functions import Tensor
 from npu_text.tokenizer import TextStream, Tokenizer, encode, load_tokenizer
 
-__all__ = ["Decoding", "Generation", "Generator", "Timing", "Token", "decode_on_host"]
+__all__ = ["Decoding", "Generation", "Generator", "Timing", "Token"]
 
 Decoding = Callable[[TokenSequence, Sampler, int], Callable[[Tensor], Iterator[int]]]
 """How tokens are chosen and fed back. Given a sequence that is still empty, a sampler and the most tokens that anybody
 will ask for, it gives what goes from the logits of the prompt's last token to the tokens that follow. The reader stops
 when it has enough; a device that chooses by itself may run ahead of it."""
-
-
-def decode_on_host(sequence: TokenSequence, sampler: Sampler, limit: int) -> Callable[[Tensor], Iterator[int]]:
-    """Chooses each token on the host, and runs the next step only when the token after it is asked for."""
-    return partial(_host_tokens, sequence, sampler)
-
-
-def _host_tokens(sequence: TokenSequence, sampler: Sampler, logits: Tensor) -> Iterator[int]:
-    while True:
-        token = sampler.choose_from(logits)
-        yield token
-        logits = sequence.advance([token])
 
 
 class Token(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -15,13 +15,11 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import InputError
-from npu_compiler.graph.next_token import next_token_ir
-from npu_compiler.graph.sampled_token import sampled_token_ir
 from npu_compiler.partitioner import PartitionPlan
+from npu_runtime.backend import BoundPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
-from npu_text.sampling import Drawing
 from npu_text.step_check import check_steps
 from npu_text.step_functions import (
     PartitionedFunctions,
@@ -31,7 +29,6 @@ from npu_text.step_functions import (
     Tensor,
     device_buffer,
     open_program,
-    write_number,
 )
 
 __all__ = ["Chunk", "LanguageModel", "TokenSequence", "plan_chunks"]
@@ -80,7 +77,7 @@ class LanguageModel:
             check_steps(self.spec, program.functions)
             self.functions = ProgramFunctions(program, weights, device)
         self._ready: dict[str, StepFunction] = {}
-        self._next_token: dict[tuple[object, ...], Executor] = {}
+        self._beside: dict[tuple[object, ...], Executor] = {}
         self._lock = Lock()
 
     @property
@@ -102,23 +99,30 @@ class LanguageModel:
         step, function = self.step(1)
         return function.plan is not None and set(step.caches) == {(name, out) for out, name in function.plan.state}
 
-    def next_token(self, drawing: Drawing | None = None) -> Executor:
-        """What chooses the next token; made ready when it is first asked for.
+    def beside(self, make: Callable[..., dict[str, Any]], *arguments: Hashable) -> Executor:
+        """A function of the project's own that runs beside a step; made ready when it is first asked for.
 
         Args:
-            drawing: How `sampled_token_ir` chooses; when omitted, the choice is that of `next_token_ir`.
+            make: Gives its IR.
+            arguments: For `make`.
         """
-        kind = () if drawing is None else (drawing.tries, *drawing.limits)
         with self._lock:
-            if kind not in self._next_token:
-                spec = self.spec
-                sizes = spec.vocabulary, spec.dtype, spec.cache_length
-                if drawing is None:
-                    ir = next_token_ir(*sizes)
-                else:
-                    ir = sampled_token_ir(*sizes, drawing.tries, tuple(drawing.limits))
-                self._next_token[kind] = Executor(compile(ir, self.device.target, spec.dtype), self.device)
-            return self._next_token[kind]
+            if (make, arguments) not in self._beside:
+                program = compile(make(*arguments), self.device.target, self.spec.dtype)
+                self._beside[make, arguments] = Executor(program, self.device)
+            return self._beside[make, arguments]
+
+    def bind_step(
+        self, tokens: NPUBuffer, positions: NPUBuffer, caches: Sequence[NPUBuffer]
+    ) -> tuple[BoundPlan, NPUBuffer]:
+        """The function for one token on memory that stays, where the device `updates_in_place`; and its logits."""
+        step, function = self.step(1)
+        if function.plan is None or function.bind is None:
+            raise InputError("given a model that the device does not run as a whole, expected one for `bind_step`")
+        spec = next(spec for spec in function.plan.outputs if spec.name == step.logits)
+        logits = device_buffer(self.device, spec)
+        given = {name: cache for (name, _), cache in zip(step.caches, caches, strict=True)}
+        return function.bind(given | {step.tokens: tokens, step.positions: positions}, {step.logits: logits}), logits
 
     def begin(self) -> TokenSequence:
         """An empty sequence."""
@@ -149,7 +153,6 @@ class TokenSequence:
                 cache = NPUBuffer(model.device, next(memory), spec)
                 backend.clear(cache.data)
                 self.caches.append(cache)
-        self._single: _SingleStep | None = None
 
     def advance(self, tokens: Sequence[int]) -> Tensor:
         """Takes more tokens, in chunks where they are many.
@@ -164,24 +167,24 @@ class TokenSequence:
             InputError: More tokens than the cache holds.
         """
         spec, before = self.model.spec, len(self.tokens)
-        if not tokens or before + len(tokens) > spec.cache_length:
-            raise InputError(
-                f"given {len(tokens)} tokens after {before}, expected at least one and at most {spec.cache_length} in "
-                "all, which the cache holds; extract the model with a longer one: npu extract-llm --cache"
-            )
-        self.tokens += tokens
-        if len(tokens) == 1 and (single := self._single_step()):
-            return single.run(tokens[0], before)
+        self.append(tokens)
         for chunk in plan_chunks(before, len(self.tokens), self.model.lengths, spec.cache_length):
             logits = self._run(chunk)
         return logits
 
-    def _single_step(self) -> _SingleStep | None:
-        """What replays the function for one token on the caches, where it updates them in place."""
-        caches = [cache for cache in self.caches if isinstance(cache, NPUBuffer)]
-        if self._single is None or self._single.memory != [cache.data for cache in caches]:
-            self._single = _SingleStep(self.model, caches) if self.model.updates_in_place else None
-        return self._single
+    def append(self, tokens: Sequence[int]) -> None:
+        """Has more tokens, whose keys and values somebody else brings into the caches.
+
+        Raises:
+            InputError: As `advance`.
+        """
+        before, length = len(self.tokens), self.model.spec.cache_length
+        if not tokens or before + len(tokens) > length:
+            raise InputError(
+                f"given {len(tokens)} tokens after {before}, expected at least one and at most {length} in all, which "
+                "the cache holds; extract the model with a longer one: npu extract-llm --cache"
+            )
+        self.tokens += tokens
 
     def _run(self, chunk: Chunk) -> Tensor:
         step, function = self.model.step(chunk.length)
@@ -199,37 +202,6 @@ class TokenSequence:
     def _on_device(self, array: NDArray[Any], name: str, function: StepFunction) -> Tensor:
         spec = function.input_specs.get(name)
         return array if spec is None else NPUBuffer.from_numpy(array, self.model.device, spec=spec)
-
-
-class _SingleStep:
-    """The function for one token on the caches of a sequence, as a replay.
-
-    Attributes:
-        memory: Of the caches.
-    """
-
-    def __init__(self, model: LanguageModel, caches: Sequence[NPUBuffer]) -> None:
-        step, function = model.step(1)
-        assert function.plan is not None
-        assert function.bind is not None
-        device, specs = model.device, function.input_specs
-        logits = next(spec for spec in function.plan.outputs if spec.name == step.logits)
-        self._token = device_buffer(device, specs[step.tokens])
-        self._position = device_buffer(device, specs[step.positions])
-        self._logits = device_buffer(device, logits)
-        self.memory = [cache.data for cache in caches]
-        given = {name: cache for (name, _), cache in zip(step.caches, caches, strict=True)}
-        given |= {step.tokens: self._token, step.positions: self._position}
-        if step.last:
-            given[step.last] = NPUBuffer.from_numpy(np.zeros(1, np.int64), device, specs[step.last])
-        self._replay = function.bind(given, {step.logits: self._logits})
-
-    def run(self, token: int, position: int) -> NDArray[Any]:
-        """The logits behind a token at a position."""
-        write_number(self._token, token)
-        write_number(self._position, position)
-        self._replay()
-        return self._logits.to_numpy()
 
 
 class Chunk(NamedTuple):

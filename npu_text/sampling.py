@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError, InputError
-from npu_compiler.graph.sampled_token import PIVOTS, as_matrix
+from npu_compiler.graph.sampled_token import PIVOTS
 from npu_runtime.buffer import NPUBuffer
+from npu_text.token_rows import TokenRows, places
 
 __all__ = ["Drawing", "Sampler", "Sampling", "not_a_number"]
 
 _TRIES = (4, 16, 64)
 _RARELY = 1e-4  # how often all tries may fail, if the most tries allow that
+_MOST_INVERSE = 1e30  # greedy in all but name; a difference of logits times it is a float32
 _FIRST_LOOK = 256  # tokens that are sorted for top-p
 _NEXT_LOOK = 16  # so many times as many where those do not suffice
 
@@ -84,10 +87,16 @@ class Sampling:
 
 
 class Sampler:
-    """Chooses the tokens of one text, on the host."""
+    """Chooses the tokens of one text, on the host.
+
+    Attributes:
+        sampling: How.
+        inverse_temperature: 1 / temperature, no more than a float32 can multiply a logit by; 0 for the greedy choice.
+    """
 
     def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+        self.sampling, self._drawing = sampling, sampling.drawing
+        self.inverse_temperature = _inverse(sampling.temperature)
         self._random = np.random.default_rng(sampling.seed)
 
     def draws(self) -> NDArray[np.float32]:
@@ -95,13 +104,12 @@ class Sampler:
 
         They are all that a choice takes from the random numbers of the seed, however it comes about.
         """
-        drawing = self.sampling.drawing
+        drawing = self._drawing
         return self._random.random((1 + (drawing.tries if drawing else 0), 2), np.float32)
 
     def choose_from(self, logits: NPUBuffer | NDArray[Any], draws: NDArray[np.float32] | None = None) -> int:
         """As `choose`, from logits of any shape with one row, wherever they lie."""
-        array = logits.to_numpy() if isinstance(logits, NPUBuffer) else logits
-        return self.choose(array.astype(np.float32).reshape(-1), draws)
+        return self.choose((logits.to_numpy() if isinstance(logits, NPUBuffer) else logits).reshape(-1), draws)
 
     def choose(self, logits: NDArray[Any], draws: NDArray[np.float32] | None = None) -> int:
         """The next token.
@@ -113,92 +121,85 @@ class Sampler:
         Raises:
             DeviceError: The logits are not numbers.
         """
-        best = int(logits.argmax())  # numpy takes NaN for the highest
-        if not np.isfinite(logits[best]):
-            raise not_a_number(str(logits[best]))
+        return self.choose_by_rows(TokenRows.of(logits, self.inverse_temperature), draws)
+
+    def choose_by_rows(self, rows: TokenRows, draws: NDArray[np.float32] | None = None) -> int:
+        """As `choose`, where more than the logits is known."""
+        best, logit = rows.best()
+        if not isfinite(logit):
+            raise not_a_number(str(logit))
         if self.sampling.temperature == 0:
             return best
         draws = self.draws() if draws is None else draws
-        token = self._drawn(logits, draws)
+        candidates = self._few_candidates(rows)
+        token = self._drawn(rows, draws, candidates)
         if token is None:
-            tokens = self._candidates(logits)
-            token = int(tokens[_place(self._weights(logits[tokens], logits[best]), _joined(draws[-1]))])
+            tokens, weights = candidates or self._candidates(rows)
+            token = int(tokens[places(weights, _joined(draws[-1]))])
         return token
 
-    def _drawn(self, logits: NDArray[Any], draws: NDArray[np.float32]) -> int | None:
-        """What the function of `sampled_token_ir` chooses, but for roundings; None where it is undecided."""
-        drawing = self.sampling.drawing
+    def _few_candidates(self, rows: TokenRows) -> tuple[NDArray[np.intp], NDArray[np.float32]] | None:
+        """`_candidates`, where they are found in a few rows."""
+        top_k = self.sampling.top_k
+        return self._candidates(rows) if top_k is not None and top_k <= max(PIVOTS, len(rows.highest)) else None
+
+    def _drawn(self, rows: TokenRows, draws: NDArray[np.float32], candidates: tuple[Any, ...] | None) -> int | None:
+        """What the function of `sampled_token_ir` chooses, but for roundings; None where it is undecided.
+
+        Args:
+            rows: The logits.
+            draws: What `draws` gave.
+            candidates: What `_few_candidates` gave.
+        """
+        drawing, columns = self._drawing, rows.logits.shape[1]
         if drawing is None:
             return None
-        rows, columns = as_matrix(len(logits))
-        padded = np.zeros(rows * columns)
-        weights = padded[: len(logits)]
-        weights[:] = self._weights(logits, logits.max())
-        matrix = padded.reshape(rows, columns)
-        sums = matrix.sum(axis=1)
-        allows = _allowing(drawing.limits, logits, weights)
-        for for_row, for_column in draws[: drawing.tries].tolist():
-            row = _place(sums, for_row)
-            token = columns * row + _place(matrix[row], for_column)
-            if allows(token):
-                return token
-        return None
+        shares = draws[: drawing.tries]
+        drawn = zip(rows.drawn_rows(shares[:, 0]).tolist(), shares[:, 1].tolist(), strict=True)
+        if candidates is not None:
+            few = frozenset(candidates[0].tolist())
+            rows_of_few = {token // columns for token in few}
+            tokens = (rows.drawn_in(*each) for each in drawn if each[0] in rows_of_few)
+            return next((token for token in tokens if token in few), None)
+        allows = _allowing(rows, drawing.limits)
+        return next((token for token in (rows.drawn_in(*each) for each in drawn) if allows(token)), None)
 
-    def _candidates(self, logits: NDArray[Any]) -> NDArray[np.intp]:
-        """The tokens to choose among."""
-        top_k, top_p = min(self.sampling.top_k or len(logits), len(logits)), self.sampling.top_p
+    def _candidates(self, rows: TokenRows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+        """The tokens to choose among, in order, and how probable they are."""
+        top_k, top_p = self.sampling.top_k, self.sampling.top_p
+        count = rows.count if top_k is None else min(top_k, rows.count)
         if top_p is None:
-            return _highest(logits, top_k)
-        best = logits.max()
-        total = self._weights(logits[_highest(logits, top_k)], best).sum()
-        count = min(_FIRST_LOOK, top_k)
+            tokens, logits = rows.likeliest(count)
+            return tokens, rows.weights(logits)
+        total = rows.total() if top_k is None else float(rows.weights(rows.likeliest(count)[1]).sum(dtype=np.float64))
+        looked = min(_FIRST_LOOK, count)
         while True:  # few tokens mostly hold the probability that is asked for: only those are sorted
-            tokens = _by_probability(logits, count)
-            reached = self._weights(logits[tokens], best).cumsum() / total
-            if reached[-1] >= top_p or count == top_k:
-                return tokens[: int(np.searchsorted(reached, top_p)) + 1]
-            count = min(_NEXT_LOOK * count, top_k)
-
-    def _weights(self, logits: NDArray[Any], best: Any) -> NDArray[np.float64]:
-        """How probable tokens are, relative to the best."""
-        return np.exp((logits.astype(np.float64) - np.float64(best)) / self.sampling.temperature)
+            tokens, logits = rows.likeliest(looked)
+            weights = rows.weights(logits)
+            reached = weights.cumsum(dtype=np.float64)
+            if reached[-1] >= top_p * total or looked == count:
+                kept = int(np.searchsorted(reached, top_p * total)) + 1
+                return tokens[:kept], weights[:kept]
+            looked = min(_NEXT_LOOK * looked, count)
 
 
-def _place(weights: NDArray[np.float64], share: float) -> int:
-    """The first place whose running sum is above a share of the whole; never one without weight."""
-    reached = weights.cumsum()
-    found = np.searchsorted(reached, share * reached[-1], "right")
-    return int(min(found, np.searchsorted(reached, reached[-1])))  # rounding may reach the end
+def _inverse(temperature: float) -> float:
+    return min(max(1 / temperature, float(np.finfo(np.float32).tiny)), _MOST_INVERSE) if temperature else 0.0
+
+
+def _allowing(rows: TokenRows, limits: Mapping[str, float]) -> Callable[[int], bool]:
+    """Whether one limit, or none, allows a token."""
+    if "top_k" in limits:
+        return lambda token: rows.number_before(token) < limits["top_k"]
+    if "top_p" in limits:
+        share = limits["top_p"] * rows.total()
+        return lambda token: rows.mass_before(token) < share
+    return lambda token: True
 
 
 def _joined(pair: NDArray[np.float32]) -> float:
     """One random number from two, of 24 bits each."""
     return float(pair[0]) + float(pair[1]) * 2.0**-24
-
-
-def _allowing(limits: Mapping[str, float], logits: NDArray[Any], weights: NDArray[np.float64]) -> Callable[[int], bool]:
-    """Whether a token is among the likeliest, of equal ones the first before the others."""
-    count = min(int(limits.get("top_k", len(logits))), len(logits))
-    share = limits["top_p"] * weights[_highest(logits, count)].sum() if "top_p" in limits else np.inf
-
-    def allows(token: int) -> bool:
-        before = logits > logits[token]
-        before[:token] |= logits[:token] == logits[token]
-        return bool(before.sum() < count and weights[before].sum() < share)
-
-    return allows if limits else lambda token: True
-
-
-def _highest(logits: NDArray[Any], count: int) -> NDArray[np.intp]:
-    """The tokens of that many of the highest logits, of equal ones the first; in any order where it is all of them."""
-    return _by_probability(logits, count) if count < len(logits) else np.arange(len(logits))
-
-
-def _by_probability(logits: NDArray[Any], count: int) -> NDArray[np.intp]:
-    """The tokens of that many of the highest logits, the highest and of equal ones the first before the others."""
-    lowest = np.partition(logits, len(logits) - count)[len(logits) - count]
-    tokens = np.flatnonzero(logits >= lowest)
-    return tokens[np.argsort(-logits[tokens], kind="stable")[:count]]
 
 
 def not_a_number(highest: str) -> DeviceError:

@@ -27,7 +27,7 @@ from npu_runtime.weight_loader import load_weights
 from npu_runtime.workspace import Workspace
 
 __all__ = ["PartitionedFunctions", "ProgramFunctions", "StepFunction", "StepFunctions", "Tensor"]
-__all__ += ["device_buffer", "open_program", "partition_functions", "write_number"]
+__all__ += ["device_buffer", "open_program", "partition_functions", "visible", "writable", "write_number"]
 
 Tensor = NPUBuffer | NDArray[Any]
 
@@ -111,6 +111,18 @@ class PartitionedFunctions:
 def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
     """Memory for a tensor; what lies there is not promised."""
     return NPUBuffer(device, device.backend.allocate(spec.nbytes), spec)
+
+
+def visible(device: Device, spec: BufferSpec) -> tuple[NDArray[Any], NPUBuffer]:
+    """Memory that host and device see: as the host does, and as the device does."""
+    buffer = NPUBuffer(device, device.backend.allocate_visible(spec.nbytes), spec)
+    return writable(buffer), buffer
+
+
+def writable(buffer: NPUBuffer) -> NDArray[Any]:
+    """What a buffer in visible memory holds, to be read and written."""
+    with buffer.data.writing() as content:
+        return buffer.spec.layout.view(content.view(buffer.spec.dtype.numpy))
 
 
 def write_number(buffer: NPUBuffer, number: int) -> None:

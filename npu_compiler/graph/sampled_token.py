@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isqrt
 from typing import Any, NamedTuple
 
 from npu_compiler.graph.ir_builder import IRBuilder, IRTensor
 from npu_compiler.graph.next_token import NO_NUMBER
-from npu_compiler.integers import ceil_div
+from npu_compiler.graph.token_matrix import as_matrix, padded_logits, relative_weights
 
-__all__ = ["PIVOTS", "SLOTS", "UNDECIDED", "as_matrix", "sampled_token_ir"]
+__all__ = ["PIVOTS", "SLOTS", "UNDECIDED", "sampled_token_ir"]
 
 PIVOTS = 64  # tokens by which the probability of the likeliest together is found; `top_k` up to here
 SLOTS = 8  # rows of random numbers: for so many positions they are known at a time
 UNDECIDED = -2  # chosen where the limits allow none of the drawn tokens, or it cannot be told which
-
-
-def as_matrix(vocabulary: int) -> tuple[int, int]:
-    """Rows and columns in which the tokens are looked at in their order; places behind the last one are empty."""
-    columns = isqrt(vocabulary - 1) + 1
-    return ceil_div(vocabulary, columns), columns
 
 
 def sampled_token_ir(vocabulary: int, dtype: str, places: int, tries: int, limits: Sequence[str]) -> dict[str, Any]:
@@ -57,11 +50,11 @@ def sampled_token_ir(vocabulary: int, dtype: str, places: int, tries: int, limit
     draws = graph.input("draws", (SLOTS, tries + 1, 2), "float32")
     bounds = {limit: graph.input(limit, (1,), "float32") for limit in limits}
 
-    padded = _padded(graph, graph.view(logits, (vocabulary,)), rows * columns)
+    padded = padded_logits(graph, graph.view(logits, (vocabulary,)), rows * columns)
     matrix = graph.view(padded, (rows, columns))
     highest = graph.reduce("amax.default", matrix, dim=1)
     best = graph.reduce("amax.default", highest, dim=0)
-    weights = _weights(graph, matrix, best, inverse)
+    weights = relative_weights(graph, matrix, best, inverse)
     reached = _running_sums(graph, graph.view(graph.reduce("sum.dim_IntList", weights, dim=1), (1, rows)))
     slot = graph.same("bitwise_and.Scalar", positions, other=SLOTS - 1)
     row_draws, column_draws = _pairs(graph, draws, slot, tries)
@@ -100,21 +93,6 @@ class _Tokens(NamedTuple):
     highest: IRTensor
     weights: IRTensor
     total: IRTensor
-
-
-def _padded(graph: IRBuilder, logits: IRTensor, count: int) -> IRTensor:
-    """`count` logits, those behind the last as of impossible tokens."""
-    behind = count - logits["shape"][0]
-    if not behind:
-        return logits
-    return graph.add("constant_pad_nd.default", logits["dtype"], (count,), logits, pad=[0, behind], value=float("-inf"))
-
-
-def _weights(graph: IRBuilder, logits: IRTensor, best: IRTensor, inverse: IRTensor) -> IRTensor:
-    """How probable tokens are, relative to the best: float32."""
-    wide, highest = (graph.add("type_as.default", "float32", each["shape"], each, inverse) for each in (logits, best))
-    below = graph.same("sub.Tensor", wide, highest)
-    return graph.same("exp.default", graph.same("mul.Tensor", below, inverse))
 
 
 def _running_sums(graph: IRBuilder, values: IRTensor) -> IRTensor:

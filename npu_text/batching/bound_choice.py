@@ -18,8 +18,9 @@ from npu_runtime.backend import BoundPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_text.batching.engine import Chosen, LaneSampling
 from npu_text.sampling import not_a_number
+from npu_text.step_functions import writable
 
-__all__ = ["BoundChoice", "LaneGroup", "LaneText", "writable"]
+__all__ = ["BoundChoice", "LaneGroup", "LaneText"]
 
 _ALL_ALLOWED = 0xFF  # of each byte of a mask
 
@@ -189,12 +190,6 @@ class BoundChoice:
     def _told(self, place: int, token: int, best: int) -> Chosen:
         likeliest = self._found["best"][place, :best].tolist(), self._found["best_logprobs"][place, :best].tolist()
         return Chosen(token, float(self._found["logprobs"][place]), tuple(zip(*likeliest, strict=True)))
-
-
-def writable(buffer: NPUBuffer) -> NDArray[Any]:
-    """What a buffer in visible memory holds, to be read and written."""
-    with buffer.data.writing() as content:
-        return buffer.spec.layout.view(content.view(buffer.spec.dtype.numpy))
 
 
 def _readable(buffer: NPUBuffer) -> NDArray[Any]:

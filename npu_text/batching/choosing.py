@@ -30,10 +30,10 @@ from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.workspace import Workspace
-from npu_text.batching.bound_choice import BoundChoice, LaneGroup, LaneText, writable
+from npu_text.batching.bound_choice import BoundChoice, LaneGroup, LaneText
 from npu_text.batching.engine import Chosen, LaneSampling
 from npu_text.batching.lane_sampling import LARGEST, SMALLEST, check_sampling
-from npu_text.step_functions import device_buffer
+from npu_text.step_functions import device_buffer, visible
 
 __all__ = ["LaneChooser", "LaneRow", "accepted"]
 
@@ -169,13 +169,15 @@ class LaneChooser:
                 inputs[spec.name] = device_buffer(device, spec)
         if asked & _NEED_ROWS:
             rows = self._rows(device, prod(logits.shape[:-1]), asked)
-            own = {spec.name: self._visible(spec) for spec in rows.plan.inputs if spec.name not in _SETTINGS}
+            own = {spec.name: visible(self.device, spec)[1] for spec in rows.plan.inputs if spec.name not in _SETTINGS}
             settings = {spec.name: self._memory[spec.name] for spec in rows.plan.inputs if self._is_setting(spec)}
             made = {spec.name: inputs[spec.name] for spec in rows.plan.outputs}
             plans.append(rows.bind({**own, **settings}, made))
         states = {output for output, _ in executor.plan.state}
         outputs = {
-            spec.name: NPUBuffer(self.device, tokens, spec) if spec.name == "tokens" and tokens else self._visible(spec)
+            spec.name: NPUBuffer(self.device, tokens, spec)
+            if spec.name == "tokens" and tokens
+            else visible(self.device, spec)[1]
             for spec in executor.plan.outputs
             if spec.name not in states
         }
@@ -236,9 +238,6 @@ class LaneChooser:
         workspace = self._workspaces.setdefault(device, Workspace(device.backend))
         return Executor(program, device, workspace=workspace)
 
-    def _visible(self, spec: BufferSpec) -> NPUBuffer:
-        return NPUBuffer(self.device, self.device.backend.allocate_visible(spec.nbytes), spec)
-
     def _is_setting(self, spec: BufferSpec) -> bool:
         """Whether an input is what lanes ask for; it then has memory."""
         if spec.name in _SETTINGS:
@@ -249,9 +248,9 @@ class LaneChooser:
         """What lanes ask for, where the device reads it."""
         if name not in self._views:
             shape, kind = _SETTINGS[name]
-            self._memory[name] = buffer = self._visible(_dense(name, (self.lanes + 1, *shape), kind))
-            self._views[name] = view = writable(buffer)
-            view[...] = 0
+            spec = _dense(name, (self.lanes + 1, *shape), kind)
+            self._views[name], self._memory[name] = visible(self.device, spec)
+            self._views[name][...] = 0
         return self._views[name]
 
     def _table(self, name: str) -> NPUBuffer:

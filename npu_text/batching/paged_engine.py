@@ -36,10 +36,9 @@ from npu_text.batching.step_calls import (
     StepCalls,
     StepResult,
     StepTurn,
-    visible,
 )
 from npu_text.step_check import check_batch
-from npu_text.step_functions import ProgramFunctions, device_buffer, open_program
+from npu_text.step_functions import ProgramFunctions, device_buffer, open_program, visible
 
 __all__ = ["PagedEngine"]
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from npu_compiler.compiler import compile
 from npu_compiler.graph.lane_tokens import token_scores_ir
@@ -17,6 +15,7 @@ from npu_runtime.executor import Executor
 from npu_runtime.workspace import Workspace
 from npu_text.batching.engine import Chosen
 from npu_text.sampling import not_a_number
+from npu_text.step_functions import visible
 
 __all__ = ["BoundScores", "TokenScorer"]
 
@@ -55,15 +54,14 @@ class BoundScores:
     def __init__(self, device: Device, executor: Executor, logits: NPUBuffer) -> None:
         """Takes what `TokenScorer.bind` prepared."""
         specs = {spec.name: spec for spec in (*executor.plan.inputs, *executor.plan.outputs) if spec.name != "logits"}
-        visible = {
-            name: NPUBuffer(device, device.backend.allocate_visible(spec.nbytes), spec) for name, spec in specs.items()
-        }
+        both = {name: visible(device, spec) for name, spec in specs.items()}
+        memory = {name: buffer for name, (_, buffer) in both.items()}
         self.plan: BoundPlan = executor.bind(
-            {"logits": logits, "given": visible["given"]},
-            {spec.name: visible[spec.name] for spec in executor.plan.outputs},
+            {"logits": logits, "given": memory["given"]},
+            {spec.name: memory[spec.name] for spec in executor.plan.outputs},
         )
-        self._memory = visible  # stays as long as the plan
-        self._views = {name: _view(buffer) for name, buffer in visible.items()}
+        self._memory = memory  # stays as long as the plan
+        self._views = {name: view for name, (view, _) in both.items()}
         self._views["given"][...] = 0
         self._tokens: Sequence[int] = ()
         self._best = 0
@@ -88,8 +86,3 @@ class BoundScores:
             Chosen(token, logprob, tuple(zip(*each, strict=True)))
             for token, logprob, *each in zip(self._tokens, logprobs.tolist(), *likeliest, strict=True)
         )
-
-
-def _view(buffer: NPUBuffer) -> NDArray[Any]:
-    with buffer.data.writing() as content:
-        return buffer.spec.layout.view(content.view(buffer.spec.dtype.numpy))

@@ -14,19 +14,17 @@ from npu_compiler.compiler import compile
 from npu_compiler.errors import NPUError
 from npu_compiler.graph.lane_tokens import Feature
 from npu_compiler.graph.page_copies import staging_ir
-from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import BoundPlan, DeviceBuffer, Launched, Recording
 from npu_runtime.buffer import NPUBuffer
-from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import Weights
 from npu_text.batching.bound_choice import BoundChoice, LaneGroup
 from npu_text.batching.choosing import LaneChooser
 from npu_text.batching.engine import Chosen, LaneSteps, MaskSource, Prefill, Stepped
 from npu_text.batching.scoring import BoundScores, TokenScorer
-from npu_text.step_functions import device_buffer
+from npu_text.step_functions import device_buffer, visible
 
-__all__ = ["TURNS", "LogitReaders", "Scene", "StepCalls", "StepResult", "StepTurn", "visible"]
+__all__ = ["TURNS", "LogitReaders", "Scene", "StepCalls", "StepResult", "StepTurn"]
 
 _Given = TypeVar("_Given")
 TURNS = 2  # steps that may be on their way at a time: one goes on from what the one before chooses
@@ -315,11 +313,3 @@ class StepResult(Generic[_Given]):
         if self._error is not None:
             raise self._error
         return self._given[0]
-
-
-def visible(device: Device, spec: BufferSpec) -> tuple[NDArray[Any], NPUBuffer]:
-    """Memory that host and device see: as the host does, and as the device does."""
-    memory = device.backend.allocate_visible(spec.nbytes)
-    with memory.writing() as content:
-        array = spec.layout.view(content.view(spec.dtype.numpy))
-    return array, NPUBuffer(device, memory, spec)

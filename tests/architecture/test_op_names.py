@@ -19,6 +19,8 @@ MODELS_COME_IN = {
     "npu_compiler.graph.next_token",
     "npu_compiler.graph.page_copies",
     "npu_compiler.graph.sampled_token",
+    "npu_compiler.graph.token_matrix",
+    "npu_compiler.graph.token_rows",
     "npu_compiler.graph.lane_tokens",
     # And these, as a model comes in: what is complex in it becomes nodes of pairs.
     "npu_compiler.frontend.complex_pairs",

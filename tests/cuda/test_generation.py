@@ -11,7 +11,7 @@ import pytest
 
 from npu_runtime import Device, Generator, NPUBuffer
 from npu_text.device_decoding import decode_on_device
-from npu_text.generator import decode_on_host
+from npu_text.host_decoding import decode_on_host
 from npu_text.sampling import Sampler, Sampling
 from tests.support.decoders import Decoder, make_decoder
 

@@ -179,7 +179,7 @@ def test_a_device_that_runs_ahead_decodes_by_itself(generator: Generator, monkey
 
     monkeypatch.setattr(backend, "record", record)
     assert ids(generator, PROMPT, 6) == expected
-    assert recorded == [1]
+    assert recorded == [3]
     monkeypatch.setattr(backend, "runs_ahead", True)
     assert ids(generator, PROMPT, 6) == expected
-    assert recorded == [1, 2, 2]
+    assert recorded == [3, 2, 2]

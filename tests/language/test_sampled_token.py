@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 import npu_compiler
 from npu_compiler.errors import DeviceError
 from npu_compiler.graph.next_token import NO_NUMBER
-from npu_compiler.graph.sampled_token import SLOTS, UNDECIDED, as_matrix, sampled_token_ir
+from npu_compiler.graph.sampled_token import SLOTS, UNDECIDED, sampled_token_ir
+from npu_compiler.graph.token_matrix import as_matrix
 from npu_runtime import Device, Executor, Generator, NPUBuffer
 from npu_runtime.backend import BoundPlan, Recording
 from npu_text.device_decoding import can_decode_on_device, decode_on_device
 from npu_text.sampling import Sampler, Sampling
+from npu_text.token_rows import TokenRows
 from tests.support.decoders import Decoder, fill_weights
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -159,7 +161,8 @@ def test_device_and_host_choose_alike(
     others = undecided = 0
     for number in range(20):
         logits, draws = (peaked, flat)[number % 2](vocabulary, rng), sampler.draws()
-        token, expected = choice(logits, draws), sampler._drawn(logits, draws)
+        rows = TokenRows.of(logits, sampler.inverse_temperature)
+        token, expected = choice(logits, draws), sampler._drawn(rows, draws, sampler._few_candidates(rows))
         if token == UNDECIDED:
             undecided += expected is not None
         else:
@@ -275,4 +278,4 @@ def test_what_is_drawn_on_a_device_that_runs_ahead(generator: Generator, monkeyp
     ids(generator, 6, temperature=0.8, top_p=0.95, seed=1)
     assert recorded == [2, 2]
     ids(generator, 6, **both)
-    assert recorded == [2, 2, 1]
+    assert recorded == [2, 2, 3]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from npu_compiler.errors import DeviceError, InputError
 from npu_runtime import Generator
 from npu_text.sampling import Sampler, Sampling
+from npu_text.token_rows import TokenRows
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))
 
@@ -78,7 +79,7 @@ def test_candidates_of_a_large_vocabulary(
     tokens = np.argsort(-logits, kind="stable")[:top_k]
     reached = np.exp(logits[tokens].astype(np.float64) - logits.max()).cumsum()
     count = len(tokens) if top_p is None else int((reached < top_p * reached[-1]).sum()) + 1
-    found = Sampler(Sampling(1.0, top_k, top_p))._candidates(logits)
+    found, _ = Sampler(Sampling(1.0, top_k, top_p))._candidates(TokenRows.of(logits, 1.0))
     assert abs(len(found) - count) <= 1, "sums in another order may differ by a rounding"
     assert found[: count - 1].tolist() == tokens[: len(found)][: count - 1].tolist()
 
