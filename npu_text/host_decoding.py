@@ -106,4 +106,4 @@ class _FoundRows:
 
     def rows(self, inverse: float) -> TokenRows:
         """As they are when a run has been waited for, until the next one."""
-        return TokenRows(self._count, self._logits, self._highest.astype(np.float32), self._sums, inverse)
+        return TokenRows(self._count, self._logits, self._highest, self._sums, inverse)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from npu_compiler.errors import DeviceError, InputError
 from npu_compiler.graph.sampled_token import PIVOTS
 from npu_runtime.buffer import NPUBuffer
-from npu_text.token_rows import TokenRows, places
+from npu_text.token_rows import TokenRows, place
 
 __all__ = ["Drawing", "Sampler", "Sampling", "not_a_number"]
 
@@ -125,17 +125,16 @@ class Sampler:
 
     def choose_by_rows(self, rows: TokenRows, draws: NDArray[np.float32] | None = None) -> int:
         """As `choose`, where more than the logits is known."""
-        best, logit = rows.best()
-        if not isfinite(logit):
-            raise not_a_number(str(logit))
+        if not isfinite(rows.best_logit):
+            raise not_a_number(str(rows.best_logit))
         if self.sampling.temperature == 0:
-            return best
+            return rows.best()
         draws = self.draws() if draws is None else draws
         candidates = self._few_candidates(rows)
         token = self._drawn(rows, draws, candidates)
         if token is None:
             tokens, weights = candidates or self._candidates(rows)
-            token = int(tokens[places(weights, _joined(draws[-1]))])
+            token = int(tokens[place(weights.cumsum(dtype=np.float64), _joined(draws[-1]))])
         return token
 
     def _few_candidates(self, rows: TokenRows) -> tuple[NDArray[np.intp], NDArray[np.float32]] | None:
@@ -151,36 +150,45 @@ class Sampler:
             draws: What `draws` gave.
             candidates: What `_few_candidates` gave.
         """
-        drawing, columns = self._drawing, rows.logits.shape[1]
+        drawing = self._drawing
         if drawing is None:
             return None
-        shares = draws[: drawing.tries]
-        drawn = zip(rows.drawn_rows(shares[:, 0]).tolist(), shares[:, 1].tolist(), strict=True)
-        if candidates is not None:
-            few = frozenset(candidates[0].tolist())
+        pairs = draws[: drawing.tries].tolist()
+        if not drawing.limits:
+            return rows.drawn_in(rows.drawn_row(pairs[0][0]), pairs[0][1])
+        drawn = ((rows.drawn_row(for_row), for_column) for for_row, for_column in pairs)
+        if candidates is None:
+            allows = _allowing(rows, drawing.limits)
+        else:
+            few, columns = frozenset(candidates[0].tolist()), int(rows.logits.shape[1])
             rows_of_few = {token // columns for token in few}
-            tokens = (rows.drawn_in(*each) for each in drawn if each[0] in rows_of_few)
-            return next((token for token in tokens if token in few), None)
-        allows = _allowing(rows, drawing.limits)
+            drawn = (each for each in drawn if each[0] in rows_of_few)
+            allows = few.__contains__
         return next((token for token in (rows.drawn_in(*each) for each in drawn) if allows(token)), None)
 
     def _candidates(self, rows: TokenRows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
         """The tokens to choose among, in order, and how probable they are."""
         top_k, top_p = self.sampling.top_k, self.sampling.top_p
         count = rows.count if top_k is None else min(top_k, rows.count)
-        if top_p is None:
+        if top_k is not None or top_p is None:
             tokens, logits = rows.likeliest(count)
-            return tokens, rows.weights(logits)
-        total = rows.total() if top_k is None else float(rows.weights(rows.likeliest(count)[1]).sum(dtype=np.float64))
-        looked = min(_FIRST_LOOK, count)
+            weights = rows.weights(logits)
+            return (tokens, weights) if top_p is None else _nucleus(tokens, weights, top_p * float(weights.sum()))
+        share, looked = top_p * rows.total(), min(_FIRST_LOOK, count)
         while True:  # few tokens mostly hold the probability that is asked for: only those are sorted
             tokens, logits = rows.likeliest(looked)
             weights = rows.weights(logits)
-            reached = weights.cumsum(dtype=np.float64)
-            if reached[-1] >= top_p * total or looked == count:
-                kept = int(np.searchsorted(reached, top_p * total)) + 1
-                return tokens[:kept], weights[:kept]
+            if looked == count or weights.sum() >= share:
+                return _nucleus(tokens, weights, share)
             looked = min(_NEXT_LOOK * looked, count)
+
+
+def _nucleus(
+    tokens: NDArray[np.intp], weights: NDArray[np.float32], share: float
+) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """The first tokens that together weigh so much."""
+    kept = int(weights.cumsum(dtype=np.float64).searchsorted(share)) + 1
+    return tokens[:kept], weights[:kept]
 
 
 def _inverse(temperature: float) -> float:
@@ -188,13 +196,11 @@ def _inverse(temperature: float) -> float:
 
 
 def _allowing(rows: TokenRows, limits: Mapping[str, float]) -> Callable[[int], bool]:
-    """Whether one limit, or none, allows a token."""
+    """Whether a limit, of which there is one, allows a token."""
     if "top_k" in limits:
         return lambda token: rows.number_before(token) < limits["top_k"]
-    if "top_p" in limits:
-        share = limits["top_p"] * rows.total()
-        return lambda token: rows.mass_before(token) < share
-    return lambda token: True
+    share = limits["top_p"] * rows.total()
+    return lambda token: rows.mass_before(token) < share
 
 
 def _joined(pair: NDArray[np.float32]) -> float:

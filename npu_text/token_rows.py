@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from npu_compiler.graph.token_matrix import as_matrix
 
-__all__ = ["TokenRows", "places"]
+__all__ = ["TokenRows", "place"]
 
 _FEW = 16  # of so many, one
 
@@ -46,28 +46,33 @@ class TokenRows:
         weights = _relative_weights(matrix, highest.max(), inverse) if inverse else matrix[:, :0]
         return cls(len(logits), matrix, highest, weights.sum(axis=1), inverse)
 
-    def best(self) -> tuple[int, float]:
-        """The token with the highest logit, the first of equals, and that logit: NaN where any is."""
-        row = int(self.highest.argmax())  # numpy takes NaN for the highest
-        columns = self.logits.shape[1]
-        return row * columns + int(self._part(row).argmax()), float(self.highest[row])
+    @cached_property
+    def best_logit(self) -> np.float32:
+        """The highest of all; NaN where any is."""
+        best: np.float32 = self.highest.max()
+        return best
+
+    def best(self) -> int:
+        """The token with the highest logit, the first of equals."""
+        row = int(self.highest.argmax())
+        return row * int(self.logits.shape[1]) + int(self._part(row).argmax())
 
     def total(self) -> float:
         """How probable all tokens are together, relative to the likeliest."""
-        return float(self.sums.sum(dtype=np.float64))
+        return float(self._reached[-1])
 
-    def drawn_rows(self, shares: NDArray[np.floating[Any]]) -> NDArray[np.intp]:
-        """The rows that random numbers, from 0 to below 1, choose by probability."""
-        rows: NDArray[np.intp] = places(self.sums, shares)
-        return rows
+    def drawn_row(self, share: float) -> int:
+        """The row that a random number, from 0 to below 1, chooses by probability."""
+        return place(self._reached, share)
 
     def drawn_in(self, row: int, share: float) -> int:
         """The token of a row that a random number chooses by probability."""
-        return row * int(self.logits.shape[1]) + int(places(self.weights(self._part(row)), share))
+        reached = self.weights(self._part(row)).cumsum(dtype=np.float64)
+        return row * int(self.logits.shape[1]) + place(reached, share)
 
     def weights(self, logits: NDArray[Any]) -> NDArray[np.float32]:
         """How probable tokens with such logits are, relative to the likeliest of all."""
-        return _relative_weights(logits, self._best, self.inverse)
+        return _relative_weights(logits, self.best_logit, self.inverse)
 
     def number_before(self, token: int) -> int:
         """How many tokens come before one: likelier, or as likely and sooner."""
@@ -109,9 +114,8 @@ class TokenRows:
         return logits, is_before
 
     @cached_property
-    def _best(self) -> np.float32:
-        best: np.float32 = self.highest.max()
-        return best
+    def _reached(self) -> NDArray[np.float64]:
+        return self.sums.cumsum(dtype=np.float64)
 
     def _part(self, row: int) -> NDArray[np.float32]:
         part: NDArray[np.float32] = self.logits[row].astype(np.float32)
@@ -128,15 +132,7 @@ def _relative_weights(logits: NDArray[Any], best: Any, inverse: float) -> NDArra
     return np.exp(weights, out=weights)
 
 
-def places(weights: NDArray[Any], shares: Any) -> Any:
-    """The first places where the running sum is above shares of the whole, below 1; never one without weight.
-
-    Args:
-        weights: [N], no less than 0, and one above.
-        shares: A number, for a number; or [M], for int64 [M].
-    """
-    reached = weights.cumsum(dtype=np.float64)
+def place(reached: NDArray[np.float64], share: float) -> int:
+    """The first place where running sums are above a share, below 1, of the last one; never one without weight."""
     whole = float(reached[-1])
-    return reached.searchsorted(
-        np.minimum(np.multiply(shares, whole, dtype=np.float64), nextafter(whole, 0.0)), "right"
-    )
+    return int(reached.searchsorted(min(share * whole, nextafter(whole, 0.0)), "right"))

@@ -15,8 +15,8 @@ def token_rows_ir(vocabulary: int, dtype: str) -> dict[str, Any]:
 
     Its inputs are ``logits`` [1, 1, `vocabulary`] and ``inverse_temperature`` float32 [1]. Its outputs are of the
     matrix that the tokens are looked at as (`as_matrix`): ``all_logits`` [`vocabulary`], row by row; ``highest``
-    [rows, 1], the highest logit of each row, NaN where one is; and ``sums`` float32 [rows, 1] of how probable the
-    tokens of a row are, relative to the likeliest of all.
+    float32 [rows, 1], the highest logit of each row, NaN where one is; and ``sums`` float32 [rows, 1] of how probable
+    the tokens of a row are, relative to the likeliest of all.
 
     Args:
         vocabulary: How many logits there are.
@@ -28,8 +28,9 @@ def token_rows_ir(vocabulary: int, dtype: str) -> dict[str, Any]:
     inverse = graph.input("inverse_temperature", (1,), "float32")
     flat = graph.view(logits, (vocabulary,))
     matrix = graph.view(padded_logits(graph, flat, rows * columns), (rows, columns))
-    highest = graph.add("amax.default", dtype, (rows, 1), matrix, dim=[1], keepdim=True, name="highest")
+    highest = graph.reduce("amax.default", matrix, dim=1)
     weights = relative_weights(graph, matrix, graph.reduce("amax.default", highest, dim=0), inverse)
     sums = graph.add("sum.dim_IntList", "float32", (rows, 1), weights, dim=[1], keepdim=True, name="sums")
+    highest = graph.add("type_as.default", "float32", (rows, 1), highest, inverse, name="highest")
     copied = graph.add("clone.default", dtype, (vocabulary,), flat, name="all_logits")
     return graph.build("token_rows", (copied, highest, sums), compute_dtype=dtype)
