@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import nextafter
+from math import isfinite, nextafter
 from typing import Any, Self
 
 import numpy as np
@@ -26,7 +26,7 @@ class TokenRows:
         logits: [rows, columns], floating point; minus infinity behind the last token.
         highest: The highest of each row, float32 [rows]; NaN where one is.
         sums: How probable the tokens of each row are together, relative to the likeliest of all: float32 [rows].
-        inverse: 1 / temperature; 0 where only the likeliest is wanted, and `sums` may be of anything.
+        inverse: 1 / temperature; 0 where only the likeliest is wanted, and `sums` are not looked at.
     """
 
     count: int
@@ -43,8 +43,10 @@ class TokenRows:
         padded[: len(logits)] = logits
         matrix = padded.reshape(rows, columns)
         highest = matrix.max(axis=1)
-        weights = _relative_weights(matrix, highest.max(), inverse) if inverse else matrix[:, :0]
-        return cls(len(logits), matrix, highest, weights.sum(axis=1), inverse)
+        best, sums = highest.max(), np.zeros(rows, np.float32)
+        if inverse and isfinite(best):
+            sums = _relative_weights(matrix, best, inverse).sum(axis=1)
+        return cls(len(logits), matrix, highest, sums, inverse)
 
     @cached_property
     def best_logit(self) -> np.float32:

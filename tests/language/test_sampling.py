@@ -89,10 +89,11 @@ def test_closed_tokens_are_never_chosen() -> None:
     assert Sampler(Sampling(5.0, seed=3)).choose(logits) == 1
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_logits_that_are_no_numbers(value: float) -> None:
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9), Sampling(0.8, top_k=1)], ids=str)
+@pytest.mark.parametrize("logits", [[0, np.nan], [0, np.inf], [-np.inf, -np.inf]], ids=str)
+def test_logits_that_are_no_numbers(logits: list[float], sampling: Sampling) -> None:
     with pytest.raises(DeviceError, match="as highest logit"):
-        Sampler(Sampling()).choose(np.array([0, value], np.float32))
+        Sampler(sampling).choose(np.array(logits, np.float32))
 
 
 @pytest.mark.parametrize(
