@@ -51,13 +51,15 @@ class _ReplayedStep:
         model = self._model = sequence.model
         self._sequence, self._sampler = sequence, sampler
         self._staging = model.beside(staging_ir, _GIVEN)
-        self._reading = model.beside(token_rows_ir, model.spec.vocabulary, model.spec.dtype)
+        draws = sampler.sampling.temperature > 0
+        self._reading = model.beside(token_rows_ir, model.spec.vocabulary, model.spec.dtype, draws)
         given = {spec.name: visible(model.device, spec) for spec in self._staging.plan.inputs}
         self._token, self._position = (given[name][0] for name, *_ in _GIVEN)
         self._given = {name: buffer for name, (_, buffer) in given.items()}
         self._there = {spec.name: device_buffer(model.device, spec) for spec in self._staging.plan.outputs}
         self._found = _FoundRows(sequence.model, self._reading)
-        self._inverse = NPUBuffer.from_numpy(np.full(1, sampler.inverse_temperature, np.float32), model.device)
+        inverse = np.full(1, sampler.inverse_temperature, np.float32)
+        self._settings = {"inverse_temperature": NPUBuffer.from_numpy(inverse, model.device)} if draws else {}
         self._recorded_for: Sequence[Tensor] = ()
         self._memory: list[DeviceBuffer] = []
         self._record()
@@ -79,9 +81,9 @@ class _ReplayedStep:
         if memory != self._memory:
             tokens, positions = (self._there[f"{name}_there"] for name, *_ in _GIVEN)
             step, logits = self._model.bind_step(tokens, positions, caches)
-            given = {"logits": logits, "inverse_temperature": self._inverse}
-            plans = [self._staging.bind(self._given, self._there), step, self._reading.bind(given, self._found.buffers)]
-            self._recording = self._model.device.backend.record(plans)
+            staged = self._staging.bind(self._given, self._there)
+            read = self._reading.bind({"logits": logits, **self._settings}, self._found.buffers)
+            self._recording = self._model.device.backend.record([staged, step, read])
         self._recorded_for, self._memory = self._sequence.caches, memory
 
 
@@ -94,14 +96,17 @@ class _FoundRows:
 
     def __init__(self, model: LanguageModel, reading: Executor) -> None:
         specs, (rows, columns) = {spec.name: spec for spec in reading.plan.outputs}, as_matrix(model.spec.vocabulary)
-        (highest, of_highest), (sums, of_sums) = (visible(model.device, specs[name]) for name in ("highest", "sums"))
-        self._count, self._highest, self._sums = model.spec.vocabulary, highest.reshape(rows), sums.reshape(rows)
+        self._count, seen = model.spec.vocabulary, {"sums": np.zeros(rows, np.float32)}
+        self.buffers: dict[str, NPUBuffer] = {}
+        for name in specs.keys() & {"highest", "sums"}:
+            view, self.buffers[name] = visible(model.device, specs[name])
+            seen[name] = view.reshape(rows)
+        self._highest, self._sums = seen["highest"], seen["sums"]
         kind = specs["all_logits"].dtype.numpy
         memory = model.device.backend.allocate_visible(rows * columns * kind.itemsize)  # the function leaves its end
         with memory.writing() as content:
             self._logits = content.view(kind).reshape(rows, columns)
         self._logits[...] = -np.inf
-        self.buffers = {"highest": of_highest, "sums": of_sums}
         self.buffers["all_logits"] = NPUBuffer(model.device, memory, specs["all_logits"])
 
     def rows(self, inverse: float) -> TokenRows:

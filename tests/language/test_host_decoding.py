@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,7 @@ from npu_text.host_decoding import decode_on_host
 from npu_text.sampling import Sampler, Sampling
 from npu_text.token_rows import TokenRows
 from tests.support.decoders import Decoder, fill_weights
+from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
 
 PROMPT = [5, 6, 7, 8, 9]
 OPTIONS: list[dict[str, Any]] = [
@@ -82,7 +84,7 @@ def test_logits_that_are_no_numbers_end_the_text(qwen: Decoder, device: Device) 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 def test_rows_of_the_device(vocabulary: int, kind: str, device: Device, rng: np.random.Generator) -> None:
     logits = (3 * rng.standard_normal((1, 1, vocabulary))).astype(ml_dtypes.bfloat16).astype(np.float32)
-    executor = Executor(compile(token_rows_ir(vocabulary, kind), device.target, kind), device)
+    executor = Executor(compile(token_rows_ir(vocabulary, kind, True), device.target, kind), device)
     outputs = executor.run({"logits": logits, "inverse_temperature": np.array([1.25], np.float32)})
     expected, (rows, _) = TokenRows.of(logits.reshape(-1), 1.25), as_matrix(vocabulary)
     assert np.array_equal(outputs["all_logits"].to_numpy().astype(np.float32), logits.reshape(-1))
@@ -90,11 +92,26 @@ def test_rows_of_the_device(vocabulary: int, kind: str, device: Device, rng: np.
     np.testing.assert_allclose(outputs["sums"].to_numpy().reshape(rows), expected.sums, rtol=2e-6)
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("weighed", [False, True])
+def test_rows_by_kernels_for_cuda(weighed: bool, rng: np.random.Generator, tmp_path: Path) -> None:
+    logits = (3 * rng.standard_normal(997)).astype(ml_dtypes.bfloat16)
+    plan = compile(token_rows_ir(997, "bfloat16", weighed), "cuda", "bfloat16").main.resolved(lambda *_: 0)
+    arrays = {"logits": logits} | ({"inverse_temperature": np.array([1.25], np.float32)} if weighed else {})
+    found = run_plan_on_host(plan, {name: array.view(np.uint8) for name, array in arrays.items()}, tmp_path)
+    expected = TokenRows.of(logits, 1.25)
+    assert np.array_equal(found["all_logits"].view(ml_dtypes.bfloat16), logits)
+    assert np.array_equal(found["highest"].view(np.float32), expected.highest)
+    assert ("sums" in found) == weighed
+    if weighed:
+        np.testing.assert_allclose(found["sums"].view(np.float32), expected.sums, rtol=2e-6)
+
+
 def test_a_row_without_a_number_is_told(device: Device) -> None:
     logits = np.zeros((1, 1, 90), np.float32)
     logits[0, 0, 37] = np.nan
-    executor = Executor(compile(token_rows_ir(90, "bfloat16"), device.target, "bfloat16"), device)
-    outputs = executor.run({"logits": logits, "inverse_temperature": np.ones(1, np.float32)})
+    executor = Executor(compile(token_rows_ir(90, "bfloat16", False), device.target, "bfloat16"), device)
+    outputs = executor.run({"logits": logits})
     highest = outputs["highest"]
     assert isinstance(highest, NPUBuffer)
     assert np.flatnonzero(np.isnan(highest.to_numpy())).tolist() == [37 // as_matrix(90)[1]]
