@@ -19,7 +19,6 @@ __all__ = ["Drawing", "Sampler", "Sampling", "not_a_number"]
 
 _TRIES = (4, 16, 64)
 _RARELY = 1e-4  # how often all tries may fail, if the most tries allow that
-_MOST_INVERSE = 1e30  # greedy in all but name; a difference of logits times it is a float32
 _FIRST_LOOK = 256  # tokens that are sorted for top-p
 _NEXT_LOOK = 16  # so many times as many where those do not suffice
 
@@ -91,7 +90,7 @@ class Sampler:
 
     Attributes:
         sampling: How.
-        inverse_temperature: 1 / temperature, no more than a float32 can multiply a logit by; 0 for the greedy choice.
+        inverse_temperature: 1 / temperature, as a float32 above 0; 0 for the greedy choice.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -138,7 +137,7 @@ class Sampler:
         return token
 
     def _few_candidates(self, rows: TokenRows) -> tuple[NDArray[np.intp], NDArray[np.float32]] | None:
-        """`_candidates`, where they are found in a few rows."""
+        """`_candidates`, where they are found in a few rows; so it is wherever both limits are drawn by."""
         top_k = self.sampling.top_k
         return self._candidates(rows) if top_k is not None and top_k <= max(PIVOTS, len(rows.highest)) else None
 
@@ -192,7 +191,9 @@ def _nucleus(
 
 
 def _inverse(temperature: float) -> float:
-    return min(max(1 / temperature, float(np.finfo(np.float32).tiny)), _MOST_INVERSE) if temperature else 0.0
+    """1 / temperature, as a float32 above 0; 0 for the greedy choice."""
+    least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+    return min(max(1 / temperature, least), most) if temperature else 0.0
 
 
 def _allowing(rows: TokenRows, limits: Mapping[str, float]) -> Callable[[int], bool]:

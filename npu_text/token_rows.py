@@ -129,8 +129,9 @@ class TokenRows:
 
 def _relative_weights(logits: NDArray[Any], best: Any, inverse: float) -> NDArray[np.float32]:
     """How probable tokens are at the temperature 1 / `inverse`, relative to the best, as the device computes it."""
-    weights: NDArray[np.float32] = logits - best
-    weights *= np.float32(inverse)
+    with np.errstate(over="ignore"):  # models close tokens by the lowest number that there is
+        weights: NDArray[np.float32] = logits - best
+        weights *= np.float32(inverse)
     return np.exp(weights, out=weights)
 
 

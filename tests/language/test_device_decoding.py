@@ -15,6 +15,8 @@ from npu_compiler.graph.next_token import NO_NUMBER, next_token_ir
 from npu_runtime import Device, Executor, Generator, NPUBuffer
 from npu_runtime.backend import BoundPlan, Recording
 from npu_text.device_decoding import decode_on_device
+from npu_text.generator import Decoding
+from npu_text.host_decoding import decode_on_host
 from npu_text.sampling import Sampler, Sampling
 from tests.support.decoders import Decoder, fill_weights
 
@@ -159,12 +161,15 @@ def test_steps_that_are_not_read_are_waited_for(on_device: Generator, monkeypatc
     assert waiting == set()
 
 
-def test_a_step_that_gives_no_numbers_ends_the_text(qwen: Decoder, device: Device) -> None:
-    generator = Generator(qwen.folder, device, decoding=decode_on_device)
+@pytest.mark.parametrize(("decoding", "told"), [(decode_on_device, "no number"), (decode_on_host, "nan")])
+def test_a_step_that_gives_no_numbers_ends_the_text(
+    decoding: Decoding, told: str, qwen: Decoder, device: Device
+) -> None:
+    generator = Generator(qwen.folder, device, decoding=decoding)
     generation = generator.generate(PROMPT, 10)
     next(generation)
     fill_weights(generator, 0x7F)
-    with pytest.raises(DeviceError, match="the model gave no number as highest logit"):
+    with pytest.raises(DeviceError, match=f"the model gave {told} as highest logit"):
         list(generation)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -87,6 +88,18 @@ def test_candidates_of_a_large_vocabulary(
 def test_closed_tokens_are_never_chosen() -> None:
     logits = np.array([-np.inf, 0.0, -np.inf], np.float32)
     assert Sampler(Sampling(5.0, seed=3)).choose(logits) == 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [5e-324, 1e-38, 0.8, 100.0])
+@pytest.mark.parametrize("limits", [{}, {"top_k": 2}, {"top_k": 10**15}, {"top_p": 5e-324}, {"top_k": 3, "top_p": 0.9}])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_tokens_closed_by_the_lowest_number(temperature: float, limits: dict[str, Any], dtype: Any) -> None:
+    """No weight, and no warning, though a difference times the inverse temperature is no float32."""
+    lowest = ml_dtypes.finfo(dtype).min  # type: ignore[no-untyped-call]
+    logits = np.array([lowest, 9.0, lowest, 9.0, lowest], dtype)
+    sampler = Sampler(Sampling(temperature, **limits, seed=3))
+    assert {sampler.choose(logits) for _ in range(20)} <= {1, 3}
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9), Sampling(0.8, top_k=1)], ids=str)
