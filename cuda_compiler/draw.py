@@ -1,11 +1,15 @@
-"""Lowers draws of tokens: a block a row."""
+"""Lowers draws of tokens: a block a row, or a cluster of blocks."""
 
 from __future__ import annotations
 
-from cuda_compiler.anchors import single_launch
+from cuda_compiler.anchors import AnchoredGroup
+from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.artifact.vocabulary import CLUSTERS
+from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import CHUNK_BYTES
-from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.artifact.plan import CallOption, KernelCall, Step, choice_of
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.draw import Draw
 from npu_compiler.lowering.target import Lowering, lowering_of
@@ -15,37 +19,67 @@ __all__ = ["DRAW", "lower_draw"]
 
 _THREADS = 1024
 _CAPACITY = 2048  # tokens that are put in order at a time
+_BINS = 1344
+_OTHER_BYTES = 512  # of shared memory, beside bins and lists
+_MOST_PARTS = 8  # of a row
+_LEAST_TOKENS = 2 * _THREADS  # of a part
 DRAW = KernelTemplate(
     "draw",
     params="int length, logits_row, logits_column, limits_row, limits_column, top_k_row, words_row, words_column",
-    macros="a_t THREADS CAPACITY CHUNK",
+    macros="a_t THREADS CAPACITY CHUNK PARTS BINS SHARED_BYTES",
     inputs="logits limits top_k words",
     threads=_THREADS,
+    shared_bytes=None,
     before="draw_entries.cuh",
-    files="sort_network.cuh draw_bins.cuh",
+    files="tensor_cores.cuh clusters.cuh sort_network.cuh draw_bins.cuh",
 )
 
 
 @lowering_of(Draw)
-def lower_draw(draw: Draw, group: Group, lowering: Lowering) -> list[KernelCall]:
-    """One launch.
+def lower_draw(draw: Draw, group: Group, lowering: Lowering) -> list[Step]:
+    """One launch: a cluster of blocks a row where rows leave multiprocessors idle, else a block.
 
     Raises:
         OpRefusal: A tensor that the epilogue reads is too large.
     """
+    around = AnchoredGroup.of(group, lowering)
+    options = [CallOption("", (_launch(draw, 1, around),))]
+    parts = _parts(draw, around.device)
+    if parts > 1:
+        options.insert(0, CallOption(CLUSTERS, (_launch(draw, parts, around),)))
+    return [*choice_of(options)]
+
+
+def _parts(draw: Draw, device: DeviceModel) -> int:
+    """Blocks for each row."""
+    if not offers(device, CLUSTERS):
+        return 1
+    held, parts = cluster_cores(device), _MOST_PARTS
+    while parts > 1 and (draw.rows * parts > held[parts] or draw.logits.shape[1] < parts * _LEAST_TOKENS):
+        parts //= 2
+    return parts
+
+
+def _launch(draw: Draw, parts: int, around: AnchoredGroup) -> KernelCall:
     logits = draw.logits
     chunk = CHUNK_BYTES // logits.dtype.size
+    shared = 3 * 4 * _BINS + 8 * _CAPACITY * (2 if parts > 1 else 1) + _OTHER_BYTES
     launch = Launch(
         DRAW,
-        grid=(draw.rows, 1, 1),
+        grid=(draw.rows * parts, 1, 1),
         values=draw.sizes,
         macros={
             "a_t": CUDA.storage[logits.dtype.name],
             "THREADS": _THREADS,
             "CAPACITY": _CAPACITY,
             "CHUNK": chunk if logits.has_chunks(chunk) else 1,
+            "PARTS": parts,
+            "BINS": _BINS,
+            "SHARED_BYTES": shared,
         },
         inputs=draw.arguments,
         flops=draw.flops,
+        shared_bytes=shared,
+        extension=cluster_along_x(parts),
     )
-    return [single_launch(launch, group, lowering)]
+    return around.launch(launch, 1)

@@ -13,7 +13,7 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, MissingDependencyError
 from npu_compiler.partitioner import PartitionPlan
 from npu_runtime.device import Device
-from npu_text.device_decoding import can_decode_on_device, decode_on_device
+from npu_text.device_decoding import decode_on_device
 from npu_text.host_decoding import decode_on_host
 from npu_text.language_model import LanguageModel, TokenSequence, plan_chunks
 from npu_text.sampling import Sampler, Sampling
@@ -146,7 +146,7 @@ class Generator:
             plans: The folder's functions, partitioned: what `npu_compiler.partition` gave for each IR, by the names in
                 ``generation.json``. What the device cannot do then runs on the CPU.
             decoding: How tokens are chosen and fed back; when omitted, on the device where it runs ahead of the host
-                (CUDA) and `can_decode_on_device` holds, else on the host.
+                (CUDA) and does all of a step, else step by step.
 
         Raises:
             IRError: The folder is no such model, or is incomplete.
@@ -208,13 +208,13 @@ class Generator:
         timing, limit = Timing(len(tokens)), max_new_tokens or full + 1
         text = TextStream(self.tokenizer) if self.tokenizer is not None else None
         sequence = self.model.begin()
-        decode = self._chosen_decoding(sampler)(sequence, sampler, min(limit, full))
+        decode = self._chosen_decoding()(sequence, sampler, min(limit, full))
         return Generation(_run(sequence, tokens, decode), timing, text, limit=limit, full=full, stop=stops)
 
-    def _chosen_decoding(self, sampler: Sampler) -> Decoding:
+    def _chosen_decoding(self) -> Decoding:
         if self._decoding is not None:
             return self._decoding
-        ahead = self.model.device.backend.runs_ahead and can_decode_on_device(self.model, sampler)
+        ahead = self.model.device.backend.runs_ahead and self.model.updates_in_place
         return decode_on_device if ahead else decode_on_host
 
     def _check(self, tokens: list[int], max_new_tokens: int | None) -> None:

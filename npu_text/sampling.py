@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, NamedTuple
+from secrets import randbits
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError, InputError
-from npu_compiler.graph.sampled_token import PIVOTS
+from npu_compiler.ops.drawing import words_of
 from npu_runtime.buffer import NPUBuffer
-from npu_text.token_rows import TokenRows, place
 
-__all__ = ["Drawing", "Sampler", "Sampling", "not_a_number"]
+__all__ = ["LARGEST", "SMALLEST", "Sampler", "Sampling", "inverse_temperature", "not_a_number", "signed_seed"]
 
-_TRIES = (4, 16, 64)
-_RARELY = 1e-4  # how often all tries may fail, if the most tries allow that
-_FIRST_LOOK = 256  # tokens that are sorted for top-p
-_NEXT_LOOK = 16  # so many times as many where those do not suffice
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+"""What devices compute with, beside 0."""
 
-
-class Drawing(NamedTuple):
-    """How `sampled_token_ir` is to choose.
-
-    Attributes:
-        tries: How many tokens are drawn.
-        limits: What they are held against, by the names of the inputs.
-    """
-
-    tries: int
-    limits: Mapping[str, float]
+_ONE = 2.0**40  # the weight of the likeliest token
+_WORD, _WORD_BITS = (1 << 32) - 1, 32
+_SEED_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -44,8 +33,8 @@ class Sampling:
         top_k: Choose among that many of the highest.
         top_p: Choose among the fewest of the highest whose probabilities together reach this (nucleus sampling:
             Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020); applied after `top_k`.
-        seed: Equal seeds give equal choices from equal logits, and mostly from such as differ by roundings; None takes
-            one from the system.
+        seed: Of the random numbers, 64 bits of which count; equal seeds give equal choices from equal logits, and
+            mostly from such as differ by roundings. None takes one from the system.
 
     Raises:
         InputError: A number out of its range, or a choice among several at temperature 0.
@@ -71,142 +60,79 @@ class Sampling:
                 "temperature above 0, such as 0.8"
             )
 
-    @property
-    def drawing(self) -> Drawing | None:
-        """How to choose by drawing from all tokens; None for the greedy choice, and for `top_p` of very many tokens."""
-        top_p = None if self.top_p == 1 else self.top_p
-        if self.temperature == 0 or (top_p is not None and self.top_k is not None and self.top_k > PIVOTS):
-            return None
-        limits = {name: limit for name, limit in (("top_k", self.top_k), ("top_p", top_p)) if limit is not None}
-        if self.top_k is not None:  # how probable so many are is not known
-            return Drawing(_TRIES[1], limits)
-        if top_p is None:
-            return Drawing(1, limits)
-        return Drawing(next((n for n in _TRIES if (1 - top_p) ** n <= _RARELY), _TRIES[-1]), limits)
-
 
 class Sampler:
-    """Chooses the tokens of one text, on the host.
+    """Chooses the tokens of one text as `npu_tokens.draw` does, on the host.
 
     Attributes:
         sampling: How.
-        inverse_temperature: 1 / temperature, as a float32 above 0; 0 for the greedy choice.
+        limits: As that op takes them, float32 [1, 3]: the inverse temperature, top-p, and no least probability.
+        top_k: int64 [1]; 0 for all.
+        seeds: int64 [1], of the random words.
     """
 
     def __init__(self, sampling: Sampling) -> None:
-        self.sampling, self._drawing = sampling, sampling.drawing
-        self.inverse_temperature = _inverse(sampling.temperature)
-        self._random = np.random.default_rng(sampling.seed)
+        self.sampling = sampling
+        inverse = inverse_temperature(sampling.temperature)
+        self.limits = np.array([[inverse, 1.0 if sampling.top_p is None else sampling.top_p, 0.0]], np.float32)
+        self.top_k = np.array([min(sampling.top_k or 0, np.iinfo(np.int64).max)])
+        self.seeds = np.array([signed_seed(randbits(_SEED_BITS) if sampling.seed is None else sampling.seed)])
 
-    def draws(self) -> NDArray[np.float32]:
-        """Random numbers [tries + 1, 2] for one choice: for each try a row and a column, and a last pair for `choose`.
-
-        They are all that a choice takes from the random numbers of the seed, however it comes about.
-        """
-        drawing = self._drawing
-        return self._random.random((1 + (drawing.tries if drawing else 0), 2), np.float32)
-
-    def choose_from(self, logits: NPUBuffer | NDArray[Any], draws: NDArray[np.float32] | None = None) -> int:
+    def choose_from(self, logits: NPUBuffer | NDArray[Any], position: int) -> int:
         """As `choose`, from logits of any shape with one row, wherever they lie."""
-        return self.choose((logits.to_numpy() if isinstance(logits, NPUBuffer) else logits).reshape(-1), draws)
+        return self.choose((logits.to_numpy() if isinstance(logits, NPUBuffer) else logits).reshape(-1), position)
 
-    def choose(self, logits: NDArray[Any], draws: NDArray[np.float32] | None = None) -> int:
+    def choose(self, logits: NDArray[Any], position: int) -> int:
         """The next token.
 
         Args:
             logits: Floating point, shape [V].
-            draws: What `draws` gave for this choice; the next ones when omitted.
+            position: Of the token in its text.
 
         Raises:
             DeviceError: The logits are not numbers.
         """
-        return self.choose_by_rows(TokenRows.of(logits, self.inverse_temperature), draws)
-
-    def choose_by_rows(self, rows: TokenRows, draws: NDArray[np.float32] | None = None) -> int:
-        """As `choose`, where more than the logits is known."""
-        if not isfinite(rows.best_logit):
-            raise not_a_number(str(rows.best_logit))
+        wide = logits.astype(np.float32)
+        best = wide.max()
+        if not isfinite(best):
+            raise not_a_number(str(best))
         if self.sampling.temperature == 0:
-            return rows.best()
-        draws = self.draws() if draws is None else draws
-        candidates = self._few_candidates(rows)
-        token = self._drawn(rows, draws, candidates)
-        if token is None:
-            tokens, weights = candidates or self._candidates(rows)
-            token = int(tokens[place(weights.cumsum(dtype=np.float64), _joined(draws[-1]))])
-        return token
+            return int(wide.argmax())
+        tokens, ends = self._in_order(wide, best)
+        kept = int(ends[min(int(self.top_k[0]) or len(ends), len(ends)) - 1])
+        top_p = float(self.limits[0, 1])
+        if top_p < 1:
+            least = max(kept * int(top_p * (_WORD + 1)) >> _WORD_BITS, 1)
+            kept = int(ends[np.searchsorted(ends, least)])
+        high, low = words_of(int(self.seeds[0]), position)
+        drawn = kept * (high << _WORD_BITS | low) >> 2 * _WORD_BITS
+        return int(tokens[np.searchsorted(ends, drawn, "right")])
 
-    def _few_candidates(self, rows: TokenRows) -> tuple[NDArray[np.intp], NDArray[np.float32]] | None:
-        """`_candidates`, where they are found in a few rows; so it is wherever both limits are drawn by."""
-        top_k = self.sampling.top_k
-        return self._candidates(rows) if top_k is not None and top_k <= max(PIVOTS, len(rows.highest)) else None
+    def _in_order(self, logits: NDArray[np.float32], best: np.float32) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The tokens that have a weight, the likeliest first, of equal ones the first; and the sums of their weights.
 
-    def _drawn(self, rows: TokenRows, draws: NDArray[np.float32], candidates: tuple[Any, ...] | None) -> int | None:
-        """What the function of `sampled_token_ir` chooses, but for roundings; None where it is undecided.
-
-        Args:
-            rows: The logits.
-            draws: What `draws` gave.
-            candidates: What `_few_candidates` gave.
+        Weights are whole numbers, so that sums depend on no order.
         """
-        drawing = self._drawing
-        if drawing is None:
-            return None
-        pairs = draws[: drawing.tries].tolist()
-        if not drawing.limits:
-            return rows.drawn_in(rows.drawn_row(pairs[0][0]), pairs[0][1])
-        drawn = ((rows.drawn_row(for_row), for_column) for for_row, for_column in pairs)
-        if candidates is None:
-            allows = _allowing(rows, drawing.limits)
-        else:
-            few, columns = frozenset(candidates[0].tolist()), int(rows.logits.shape[1])
-            rows_of_few = {token // columns for token in few}
-            drawn = (each for each in drawn if each[0] in rows_of_few)
-            allows = few.__contains__
-        return next((token for token in (rows.drawn_in(*each) for each in drawn) if allows(token)), None)
-
-    def _candidates(self, rows: TokenRows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-        """The tokens to choose among, in order, and how probable they are."""
-        top_k, top_p = self.sampling.top_k, self.sampling.top_p
-        count = rows.count if top_k is None else min(top_k, rows.count)
-        if top_k is not None or top_p is None:
-            tokens, logits = rows.likeliest(count)
-            weights = rows.weights(logits)
-            return (tokens, weights) if top_p is None else _nucleus(tokens, weights, top_p * float(weights.sum()))
-        share, looked = top_p * rows.total(), min(_FIRST_LOOK, count)
-        while True:  # few tokens mostly hold the probability that is asked for: only those are sorted
-            tokens, logits = rows.likeliest(looked)
-            weights = rows.weights(logits)
-            if looked == count or weights.sum() >= share:
-                return _nucleus(tokens, weights, share)
-            looked = min(_NEXT_LOOK * looked, count)
+        with np.errstate(over="ignore"):  # models close tokens by the lowest number that there is
+            shares = np.exp((logits - best) * self.limits[0, 0])
+        weights = (shares * np.float64(_ONE)).astype(np.int64)
+        some = np.flatnonzero(weights)
+        bits = (logits[some] + np.float32(0)).view(np.uint32)  # there is one zero
+        keys = np.where(bits >> 31, bits, ~(bits | np.uint32(1 << 31))).astype(np.uint64)
+        entries = np.sort(keys << np.uint64(_WORD_BITS) | some.astype(np.uint64))
+        tokens = (entries & np.uint64(_WORD)).astype(np.intp)
+        return tokens, weights[tokens].cumsum()
 
 
-def _nucleus(
-    tokens: NDArray[np.intp], weights: NDArray[np.float32], share: float
-) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """The first tokens that together weigh so much."""
-    kept = int(weights.cumsum(dtype=np.float64).searchsorted(share)) + 1
-    return tokens[:kept], weights[:kept]
-
-
-def _inverse(temperature: float) -> float:
+def inverse_temperature(temperature: float) -> float:
     """1 / temperature, as a float32 above 0; 0 for the greedy choice."""
-    least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-    return min(max(1 / temperature, least), most) if temperature else 0.0
+    return min(max(1 / temperature, SMALLEST), LARGEST) if temperature else 0.0
 
 
-def _allowing(rows: TokenRows, limits: Mapping[str, float]) -> Callable[[int], bool]:
-    """Whether a limit, of which there is one, allows a token."""
-    if "top_k" in limits:
-        return lambda token: rows.number_before(token) < limits["top_k"]
-    share = limits["top_p"] * rows.total()
-    return lambda token: rows.mass_before(token) < share
-
-
-def _joined(pair: NDArray[np.float32]) -> float:
-    """One random number from two, of 24 bits each."""
-    return float(pair[0]) + float(pair[1]) * 2.0**-24
+def signed_seed(seed: int) -> int:
+    """The 64 bits of a seed that count, as an int64."""
+    half = 1 << (_SEED_BITS - 1)
+    return (seed + half) % (2 * half) - half
 
 
 def not_a_number(highest: str) -> DeviceError:

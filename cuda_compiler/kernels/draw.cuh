@@ -1,15 +1,47 @@
-// Draws a token of each row by probability: a block a row. An entry orders tokens: its upper bits are the logit,
+// Draws a token of each row by probability: a block a row, or a cluster of PARTS blocks. An entry orders tokens: its upper bits are the logit,
 // inverted, and its lower bits the token's number. Weights are integers, in units of 2^-40, so that their sums do not
 // depend on the order.
 //
 // The tokens are counted and weighed in bins along the order. What is looked for, a number of tokens or a weight, lies
 // in one bin: its tokens are put in order, or, where they are too many, are divided among bins in turn.
-// Grid: rows in x. Block: THREADS.
+// Blocks of a cluster walk over tokens of their own, tell each other what they found, and then all know the same.
+// Grid: PARTS for each row in x. Block: THREADS.
+
+// Gathers what the blocks of the row have listed; returns how many tokens that is.
+__device__ __forceinline__ int gather_list(Memory& memory)
+{
+#if PARTS > 1
+    int ends[PARTS], taken = 0;
+    __syncthreads();
+    exchange(memory.taken, 0ull, memory, [&](int rank, const Pair& of_block) {
+        taken += int(of_block.first);
+        ends[rank] = taken;
+    });
+    for (int at = int(threadIdx.x); at < taken; at += THREADS) {
+        int rank = 0, begin = 0;
+        #pragma unroll
+        for (int other = 0; other + 1 < PARTS; ++other) {
+            bool is_behind = at >= ends[other];
+            rank += is_behind;
+            begin = is_behind ? ends[other] : begin;
+        }
+        Pair entries;
+        load_of_block(memory.own + (at - begin) / 2 * 2, rank, entries);
+        memory.list[at] = (at - begin) % 2 == 0 ? entries.first : entries.second;
+    }
+    synchronize_row();
+    return taken;
+#else
+    __syncthreads();
+    return int(memory.taken);
+#endif
+}
 
 // Puts the tokens of bins `first` to `last` in order; there are no more of them than the list holds.
 __device__ __noinline__ Window list_bins(int first, int last, const Range& range, const Row& row, Memory& memory)
 {
     __syncthreads();
+    Entry* own = PARTS > 1 ? memory.own : memory.list;
     if (threadIdx.x == 0) {
         memory.taken = 0u;
     }
@@ -19,19 +51,18 @@ __device__ __noinline__ Window list_bins(int first, int last, const Range& range
         walk(row, [&](float value, int token) {
             float distance = distance_of(value, row);
             if (distance >= begin && distance < end) {
-                memory.list[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
+                own[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
             }
         });
     } else {
         walk(row, [&](float value, int token) {
             int bin = bin_of(value, token, range, row);
             if (bin >= first && bin <= last) {
-                memory.list[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
+                own[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
             }
         });
     }
-    __syncthreads();
-    int taken = int(memory.taken), total = 2;
+    int taken = gather_list(memory), total = 2;
     while (total < taken) {
         total *= 2;
     }
@@ -142,7 +173,7 @@ __device__ __forceinline__ uint64 share_of(uint64 mass, uint high, uint low)
     return (mass >> 32) * high + (((mass & ALL_LANES) * high + share_of(mass, low)) >> 32);
 }
 
-// The highest logit, NaN where there is one.
+// The highest logit of the row, NaN where there is one.
 __device__ float highest_of(float own, Memory& memory)
 {
     float* shared = reinterpret_cast<float*>(memory.numbers);
@@ -152,7 +183,9 @@ __device__ float highest_of(float own, Memory& memory)
     }
     __syncthreads();
     own = warp_max<32>(threadIdx.x % 32 < WARPS ? shared[threadIdx.x % 32] : own);
-    __syncthreads();
+    exchange(__float_as_uint(own), 0ull, memory, [&](int, const Pair& of_block) {
+        own = combine_max(own, __uint_as_float(uint(of_block.first)));
+    });
     return own;
 }
 
@@ -183,7 +216,7 @@ __device__ __forceinline__ int64 drawn(
         if (distance < float(BINS)) {
             add(int(distance), 0ull, memory);
         }
-        add_up_bins(memory);
+        add_up_bins(0ull, 0ull, memory);
         range.bins = min(BINS, bin_with(uint64(top_k - 1), true, memory) + 1);
     }
     uint64 likely, mass = fill_bins(likely, top_k <= 0, range, row, memory);
@@ -203,16 +236,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
     const a_t* logits, const float* limits, const int64* top_k, const int64* words, OUT_T* out,
     EPILOGUE_PARAMETERS const Params p)
 {
-    __shared__ Memory memory;
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    Memory& memory = *reinterpret_cast<Memory*>(dynamic_shared);
     wait_for_previous_grid();
-    long long at = blockIdx.x;
+    int part = int(blockIdx.x) % PARTS;
+    long long at = int(blockIdx.x) / PARTS;
     const float* limit = limits + at * p.limits_row;
     const int64* word = words + at * p.words_row;
-    Row row = {logits + at * p.logits_row, p.length, p.logits_column, 0.0f, 0.0f, 0ull};
+    int first = (part * THREADS + int(threadIdx.x)) * CHUNK;
+    Row row = {logits + at * p.logits_row, p.length, p.logits_column, first, 0.0f, 0.0f, 0ull};
     int64 value[1] = {drawn(
         row, limit[0], limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row], uint(word[0]),
         uint(word[p.words_column]), memory)};
-    if (threadIdx.x == 0) {
+    if (part == 0 && threadIdx.x == 0) {
         finish(value, 0, 0, int(at), out, EPILOGUE_ARGUMENTS p);
     }
 }

@@ -1,18 +1,26 @@
 // Tokens of a row, counted and weighed in bins along their order (see `draw`).
-constexpr int BINS = 1344;
-constexpr float PER_UNIT = 48.0f; // bins of an exponent of 1: behind the last bin nothing has a weight
+constexpr float PER_UNIT = 48.0f; // bins of an exponent of 1: behind BINS of them nothing has a weight
 constexpr float PER_BIN = -1.44269504f / PER_UNIT; // of the binary exponent
 constexpr int NEAR = 432; // bins that most of the weight lies in; the weight of a token behind them has 32 bits
 constexpr float ONE = 1099511627776.0f; // the greatest weight
-constexpr int OWN_BINS = (BINS + THREADS - 1) / THREADS;
+constexpr int OWN_BINS = 4;
 constexpr int OWN_ENTRIES = CAPACITY / THREADS;
 constexpr int WARPS = THREADS / 32;
 constexpr int AHEAD = 4; // chunks that a thread loads at a time
+constexpr int STEP = PARTS * THREADS * CHUNK; // tokens of all blocks of a row
 constexpr uint ALL_LANES = 0xffffffffu;
+static_assert(BINS % OWN_BINS == 0 && BINS <= THREADS * OWN_BINS, "threads have all bins");
+
+// Two numbers that the blocks of a row tell each other.
+struct __align__(16) Pair {
+    uint64 first, second;
+};
 
 struct Memory {
-    uint counts[BINS], lows[BINS], highs[BINS];
-    Entry list[CAPACITY];
+    __align__(16) uint counts[BINS], lows[BINS], highs[BINS];
+    __align__(16) Entry list[CAPACITY];
+    __align__(16) Entry own[PARTS > 1 ? CAPACITY : 2]; // of this block
+    Pair told;
     uint64 masses[WARPS];
     uint numbers[WARPS];
     uint taken;
@@ -20,10 +28,12 @@ struct Memory {
     Entry entry;
     uint64 mass;
 };
+static_assert(sizeof(Memory) <= SHARED_BYTES, "as much as is asked for");
 
 struct Row {
     const a_t* logits;
     int length, column;
+    int first; // token of this thread
     float highest, bins; // of a difference of 1 from the highest logit
     uint64 least; // weight that is not below the share of the likeliest
 };
@@ -51,27 +61,21 @@ struct Found {
 template <typename Visit>
 __device__ __forceinline__ void walk(const Row& row, Visit visit)
 {
-    constexpr int STEP = THREADS * CHUNK;
-    int first = int(threadIdx.x) * CHUNK;
-    for (; first + (AHEAD - 1) * STEP < row.length; first += AHEAD * STEP) {
+    for (int first = row.first; first < row.length; first += AHEAD * STEP) {
         Pack<a_t, CHUNK> packs[AHEAD];
         #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
-            packs[a] = load_pack<CHUNK>(row.logits + (long long)(first + a * STEP) * row.column);
+            int place = min(first + a * STEP, row.length - CHUNK);
+            packs[a] = load_pack<CHUNK>(row.logits + (long long)place * row.column);
         }
         #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
-            #pragma unroll
-            for (int u = 0; u < CHUNK; ++u) {
-                visit(float(packs[a][u]), first + a * STEP + u);
+            if (first + a * STEP < row.length) {
+                #pragma unroll
+                for (int u = 0; u < CHUNK; ++u) {
+                    visit(float(packs[a][u]), first + a * STEP + u);
+                }
             }
-        }
-    }
-    for (; first < row.length; first += STEP) {
-        Pack<a_t, CHUNK> pack = load_pack<CHUNK>(row.logits + (long long)first * row.column);
-        #pragma unroll
-        for (int u = 0; u < CHUNK; ++u) {
-            visit(float(pack[u]), first + u);
         }
     }
 }
@@ -162,12 +166,54 @@ __device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
     return __shfl_sync(ALL_LANES, warp_mass, 31);
 }
 
+// Of the block.
 __device__ __forceinline__ uint64 sum_of(uint64 mass, Memory& memory)
 {
     uint number = 0u;
     return sum_before(mass, number, memory);
 }
 
+// Waits for all threads of the row: what they wrote in shared memory can be read behind it.
+__device__ __forceinline__ void synchronize_row()
+{
+#if PARTS > 1
+    synchronize_cluster();
+#else
+    __syncthreads();
+#endif
+}
+
+// Sixteen bytes of shared memory, of a block of the row.
+template <typename T>
+__device__ __forceinline__ void load_of_block(const void* place, int rank, T& value)
+{
+    static_assert(sizeof(T) == 16, "what is read at a time");
+#if PARTS > 1
+    float4 found = load_from_cluster(shared_address(place), rank);
+    memcpy(&value, &found, 16);
+#else
+    memcpy(&value, place, 16);
+#endif
+}
+
+// Tells all blocks of the row a pair of numbers, and combines what they tell; the others' memory is as it was before.
+template <typename Combine>
+__device__ __forceinline__ void exchange(uint64 first, uint64 second, Memory& memory, Combine combine)
+{
+    if (threadIdx.x == 0) {
+        memory.told = {first, second};
+    }
+    synchronize_row();
+    Pair found;
+    load_of_block(&memory.told, int(threadIdx.x) % PARTS, found);
+    #pragma unroll
+    for (int rank = 0; rank < PARTS; ++rank) {
+        combine(rank, {__shfl_sync(ALL_LANES, found.first, rank), __shfl_sync(ALL_LANES, found.second, rank)});
+    }
+    synchronize_row();
+}
+
+// Of the row.
 __device__ Entry least_of(Entry entry, Memory& memory)
 {
     int lane = int(threadIdx.x) % 32;
@@ -185,6 +231,7 @@ __device__ Entry least_of(Entry entry, Memory& memory)
     for (int distance = 16; distance > 0; distance /= 2) {
         entry = min(entry, Entry(__shfl_xor_sync(ALL_LANES, entry, distance)));
     }
+    exchange(entry, 0ull, memory, [&](int, const Pair& of_block) { entry = min(entry, Entry(of_block.first)); });
     return entry;
 }
 
@@ -197,24 +244,49 @@ __device__ __forceinline__ void clear_bins(Memory& memory)
     __syncthreads();
 }
 
-// Replaces counts and weights of bins by the sums up to each bin.
-__device__ void add_up_bins(Memory& memory)
+// Replaces counts and weights of bins, of all blocks, by the sums up to each bin. Gives the sums of two weights of the
+// blocks.
+__device__ Pair add_up_bins(uint64 first_weight, uint64 second_weight, Memory& memory)
 {
-    __syncthreads();
-    int first = int(threadIdx.x) * OWN_BINS, end = min(first + OWN_BINS, BINS);
-    uint64 mass = 0ull;
-    uint count = 0u;
-    for (int bin = first; bin < end; ++bin) {
-        mass += mass_at(bin, memory);
-        count += count_at(bin, memory);
+    int first = int(threadIdx.x) * OWN_BINS;
+    uint64 mass = 0ull, masses[OWN_BINS] = {};
+    uint count = 0u, counts[OWN_BINS] = {};
+    Pair sums = {};
+    exchange(first_weight, second_weight, memory, [&](int, const Pair& of_block) {
+        sums.first += of_block.first;
+        sums.second += of_block.second;
+    });
+    if (first < BINS) {
+        #pragma unroll 2
+        for (int rank = 0; rank < PARTS; ++rank) {
+            uint number[4], low[4], high[4];
+            load_of_block(memory.counts + first, rank, number);
+            load_of_block(memory.lows + first, rank, low);
+            load_of_block(memory.highs + first, rank, high);
+            #pragma unroll
+            for (int u = 0; u < OWN_BINS; ++u) {
+                counts[u] += number[u];
+                masses[u] += (uint64(high[u]) << 32) + low[u];
+            }
+        }
+    }
+    synchronize_row();
+    #pragma unroll
+    for (int u = 0; u < OWN_BINS; ++u) {
+        mass += masses[u];
+        count += counts[u];
     }
     sum_before(mass, count, memory);
-    for (int bin = first; bin < end; ++bin) {
-        mass += mass_at(bin, memory);
-        count += count_at(bin, memory);
-        put(bin, count, mass, memory);
+    #pragma unroll
+    for (int u = 0; u < OWN_BINS; ++u) {
+        mass += masses[u];
+        count += counts[u];
+        if (first < BINS) {
+            put(first + u, count, mass, memory);
+        }
     }
     __syncthreads();
+    return sums;
 }
 
 // Fills the bins with the tokens of a range; those behind its last bin are weighed together, if at all. Gives what all
@@ -250,10 +322,10 @@ __device__ __noinline__ uint64 fill_bins(
             }
         });
     }
-    add_up_bins(memory);
     all = sum_of(all, memory);
-    likely = row.least > 0 ? sum_of(enough, memory) : all;
-    return all;
+    Pair sums = add_up_bins(all, row.least > 0 ? sum_of(enough, memory) : all, memory);
+    likely = sums.second;
+    return sums.first;
 }
 
 __device__ __forceinline__ bool is_behind(int bin, uint64 target, bool by_count, const Memory& memory)

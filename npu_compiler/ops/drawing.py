@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from npu_compiler.dtypes import FLOAT32, INT32, INT64
 from npu_compiler.integers import ceil_div
 from npu_compiler.ops.registry import elementwise, op
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, where
 
-__all__ = ["LONGEST_ROW", "allow", "draw", "penalise", "random_words"]
+__all__ = ["LONGEST_ROW", "allow", "draw", "penalise", "random_words", "words_of"]
 
 LONGEST_ROW = 1 << 22  # logits of which the weights' sum has fewer than 63 bits
 _WORD = 0xFFFFFFFF
@@ -36,26 +38,62 @@ def random_words(seeds: Tensor, owners: Tensor, positions: Tensor) -> Tensor:
         raise OpRefusal(f"given {given}, expected int64 [L], [R] and [R]")
     seed = seeds.gather(0, owners).reshape((*owners.shape, 1))
     position = positions.reshape((*positions.shape, 1))
-    keys = [_low(seed), _low(apply("shr", seed, 32))]
-    a, b = _low(position), _low(apply("shr", position, 32))
+    first, second = _philox(_Words(), seed, position)
+    return where(arange(seeds.trace, 2) < 1, first, second)
+
+
+def words_of(seed: int, position: int) -> tuple[int, int]:
+    """`random_words` of two numbers."""
+    first, second = _philox(_Numbers(), seed, position)
+    return first, second
+
+
+def _philox(words: Any, seed: Any, position: Any) -> tuple[Any, Any]:
+    """The first two words for a key and a counter of 64 bits, in the arithmetic of `_Words` or `_Numbers`."""
+    xor, keys = words.xor, [words.low(seed), words.low(words.high(seed))]
+    a, b = words.low(position), words.low(words.high(position))
     c, d = a * 0, a * 0
     for _ in range(_ROUNDS):
-        (high_a, low_a), (high_c, low_c) = _product(a, _MULTIPLIERS[0]), _product(c, _MULTIPLIERS[1])
-        a, b = apply("xor", apply("xor", high_c, b), keys[0]), low_c
-        c, d = apply("xor", apply("xor", high_a, d), keys[1]), low_a
-        keys = [_low(key + step) for key, step in zip(keys, _KEY_STEPS, strict=True)]
-    return where(arange(seeds.trace, 2) < 1, a, b)
+        (high_a, low_a), (high_c, low_c) = words.product(a, _MULTIPLIERS[0]), words.product(c, _MULTIPLIERS[1])
+        a, b = xor(xor(high_c, b), keys[0]), low_c
+        c, d = xor(xor(high_a, d), keys[1]), low_a
+        keys = [words.low(key + step) for key, step in zip(keys, _KEY_STEPS, strict=True)]
+    return a, b
 
 
-def _low(number: Tensor) -> Tensor:
-    return apply("and", number, _WORD)
+class _Numbers:
+    """Arithmetic of integers of any width."""
+
+    def low(self, number: int) -> int:
+        return number & _WORD
+
+    def high(self, number: int) -> int:
+        return number >> 32
+
+    def xor(self, a: int, b: int) -> int:
+        return a ^ b
+
+    def product(self, word: int, factor: int) -> tuple[int, int]:
+        return word * factor >> 32, word * factor & _WORD
 
 
-def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The two words of a product of words; nothing on the way has more than 49 bits."""
-    low = word * (factor & 0xFFFF)
-    high = word * (factor >> 16) + apply("shr", low, 16)
-    return apply("shr", high, 16), apply("or", apply("shl", apply("and", high, 0xFFFF), 16), apply("and", low, 0xFFFF))
+class _Words:
+    """Arithmetic of tensors of 64 bits."""
+
+    def low(self, number: Tensor) -> Tensor:
+        return apply("and", number, _WORD)
+
+    def high(self, number: Tensor) -> Tensor:
+        return apply("shr", number, 32)
+
+    def xor(self, a: Tensor, b: Tensor) -> Tensor:
+        return apply("xor", a, b)
+
+    def product(self, word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+        """The two words of a product of words; nothing on the way has more than 49 bits."""
+        low = word * (factor & 0xFFFF)
+        high = word * (factor >> 16) + apply("shr", low, 16)
+        return apply("shr", high, 16), apply("or", apply("shl", apply("and", high, 0xFFFF), 16), apply("and", low, 0xFFFF))
 
 
 @elementwise("npu_tokens.allow.default", rows=None)

@@ -32,12 +32,11 @@ from npu_runtime.executor import Executor
 from npu_runtime.workspace import Workspace
 from npu_text.batching.bound_choice import BoundChoice, LaneGroup, LaneText
 from npu_text.batching.engine import Chosen, LaneSampling
-from npu_text.batching.lane_sampling import LARGEST, SMALLEST, check_sampling
+from npu_text.batching.lane_sampling import check_sampling
+from npu_text.sampling import inverse_temperature, signed_seed
 from npu_text.step_functions import device_buffer, visible
 
 __all__ = ["LaneChooser", "LaneRow", "accepted"]
-
-_SEEDS = 1 << 64
 
 
 class LaneRow(NamedTuple):
@@ -121,13 +120,11 @@ class LaneChooser:
         if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocabulary:
             raise InputError(f"given a token beyond the vocabulary, expected 0 to {self.vocabulary - 1}")
         self._lanes[lane] = text = LaneText(sampling, tokens[-1] if tokens else 0)
-        inverse = min(max(1 / sampling.temperature, SMALLEST), LARGEST) if sampling.temperature else 0.0
-        seed = sampling.seed % _SEEDS
         penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
         values: dict[str, object] = {
-            "all_limits": (inverse, sampling.top_p, sampling.min_p),
+            "all_limits": (inverse_temperature(sampling.temperature), sampling.top_p, sampling.min_p),
             "all_top_k": min(sampling.top_k, self.vocabulary),
-            "all_seeds": seed - _SEEDS if seed >= _SEEDS >> 1 else seed,
+            "all_seeds": signed_seed(sampling.seed),
             "all_penalties": penalties,
         }
         for name, value in values.items():

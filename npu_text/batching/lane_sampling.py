@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from math import isfinite
 
-import numpy as np
-
 from npu_compiler.errors import InputError
 from npu_compiler.graph.lane_tokens import MOST_BEST
 from npu_text.batching.engine import LaneSampling
+from npu_text.sampling import LARGEST, SMALLEST
 
-__all__ = ["LARGEST", "SMALLEST", "check_sampling"]
-
-SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-"""What devices compute with, beside 0."""
+__all__ = ["check_sampling"]
 
 
 def check_sampling(sampling: LaneSampling, vocabulary: int) -> None:

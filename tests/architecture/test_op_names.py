@@ -18,9 +18,6 @@ MODELS_COME_IN = {
     "npu_compiler.graph.ir_builder",
     "npu_compiler.graph.next_token",
     "npu_compiler.graph.page_copies",
-    "npu_compiler.graph.sampled_token",
-    "npu_compiler.graph.token_matrix",
-    "npu_compiler.graph.token_rows",
     "npu_compiler.graph.lane_tokens",
     # And these, as a model comes in: what is complex in it becomes nodes of pairs.
     "npu_compiler.frontend.complex_pairs",
@@ -61,4 +58,4 @@ def test_no_op_is_known_by_its_name(module: str) -> None:
 
 def test_names_would_be_found() -> None:
     assert "aten.cat.default" in names_written("npu_compiler.ops.indexing")
-    assert "slice.Tensor" in names_written("npu_compiler.graph.sampled_token")
+    assert "slice.Tensor" in names_written("npu_compiler.graph.lane_tokens")

@@ -14,8 +14,6 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
 from npu_compiler.graph.lane_tokens import Feature, lane_row_ir, lane_rows_ir, lane_tokens_ir
 from npu_compiler.graph.next_token import next_token_ir
-from npu_compiler.graph.sampled_token import sampled_token_ir
-from npu_compiler.graph.token_rows import token_rows_ir
 from tests.cuda import kernels, shapes, test_prefill
 from tests.cuda.kernels import check_compile, kernels_for, one_of_each_form
 from tests.cuda.resnets import compiled_resnet
@@ -69,11 +67,10 @@ def test_kernels_of_prefill_compile(architecture: int) -> None:
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_kernels_that_choose_tokens_compile(architecture: int) -> None:
     kind = "float16" if architecture < 80 else "bfloat16"
-    limits = {70: ("top_k",), 80: ("top_p",), 90: ("top_k", "top_p")}[architecture]
     features = {70: set(), 80: {Feature.DRAWN}, 90: {*Feature}}[architecture]
-    irs = [next_token_ir(151936, kind, 2048), sampled_token_ir(151936, kind, 2048, 4, limits)]
+    irs = [next_token_ir(151936, kind, 2048, drawn) for drawn in (False, True)]
     irs += [lane_tokens_ir((8, 1, 151936 - architecture), kind, 9, features), lane_row_ir(9, 151936, "int32")]
-    irs += [lane_rows_ir(8, 9, {*Feature}), token_rows_ir(151936, kind, architecture > 70)]
+    irs += [lane_rows_ir(8, 9, {*Feature})]
     programs = [npu_compiler.compile(ir, "cuda", str(ir.get("compute_dtype", kind))) for ir in irs]
     _compile_all(programs, architecture)
 

@@ -49,7 +49,7 @@ def test_the_first_of_the_highest_is_chosen(vocabulary: int, device: Device, rng
     """Rounded to bfloat16, many logits are equal."""
     for _ in range(3):
         logits = rng.standard_normal(vocabulary).astype(ml_dtypes.bfloat16)
-        expected = GREEDY.choose(logits.astype(np.float32))
+        expected = GREEDY.choose(logits, 4)
         assert choose(device, logits) == (expected, 4, [100, 101, 102, expected, 104, 105])
 
 
@@ -65,7 +65,7 @@ def test_logits_that_are_no_numbers_are_told(wrong: float, place: int, device: D
     token, _, chosen = choose(device, logits)
     assert (token, chosen[3]) == (0, NO_NUMBER)  # which a step that runs ahead can look up
     logits[place] = float("-inf")
-    assert choose(device, logits)[0] == GREEDY.choose(logits.astype(np.float32))
+    assert choose(device, logits)[0] == GREEDY.choose(logits, 4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 40])
@@ -161,15 +161,13 @@ def test_steps_that_are_not_read_are_waited_for(on_device: Generator, monkeypatc
     assert waiting == set()
 
 
-@pytest.mark.parametrize(("decoding", "told"), [(decode_on_device, "no number"), (decode_on_host, "nan")])
-def test_a_step_that_gives_no_numbers_ends_the_text(
-    decoding: Decoding, told: str, qwen: Decoder, device: Device
-) -> None:
+@pytest.mark.parametrize("decoding", [decode_on_device, decode_on_host])
+def test_a_step_that_gives_no_numbers_ends_the_text(decoding: Decoding, qwen: Decoder, device: Device) -> None:
     generator = Generator(qwen.folder, device, decoding=decoding)
     generation = generator.generate(PROMPT, 10)
     next(generation)
     fill_weights(generator, 0x7F)
-    with pytest.raises(DeviceError, match=f"the model gave {told} as highest logit"):
+    with pytest.raises(DeviceError, match="the model gave no number as highest logit"):
         list(generation)
 
 

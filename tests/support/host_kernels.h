@@ -14,6 +14,7 @@
 #define __global__
 #define __shared__ static
 #define __forceinline__ inline
+#define __noinline__
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __grid_constant__
@@ -110,17 +111,23 @@ static int __syncthreads_or(int vote) { return voted(vote, false); }
 template <typename T>
 static T __shfl_sync(unsigned lanes, T value, int source, int = 32)
 {
-    static_assert(sizeof(T) == 4, "words");
-    current->warp->word[current->thread.x % 32][0] = bits_as<unsigned>(value);
+    static_assert(sizeof(T) <= sizeof(Warp::word[0]), "few words");
+    memcpy(current->warp->word[current->thread.x % 32], &value, sizeof value);
     __syncwarp(lanes);
-    T result = bits_as<T>(current->warp->word[source][0]);
+    memcpy(&value, current->warp->word[source], sizeof value);
     __syncwarp(lanes);
-    return result;
+    return value;
 }
 template <typename T>
 static T __shfl_xor_sync(unsigned mask, T value, int distance, int = 32)
 {
     return __shfl_sync(mask, value, current->thread.x % 32 ^ distance);
+}
+template <typename T>
+static T __shfl_up_sync(unsigned mask, T value, int distance, int = 32)
+{
+    int lane = current->thread.x % 32;
+    return __shfl_sync(mask, value, lane < distance ? lane : lane - distance);
 }
 
 static unsigned __ballot_sync(unsigned mask, int value)
@@ -133,7 +140,7 @@ static unsigned __ballot_sync(unsigned mask, int value)
 }
 static int __any_sync(unsigned mask, int value) { return __ballot_sync(mask, value) != 0; }
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
-static int atomicAdd(int* sum, int value) { return (*sum += value) - value; }
+template <typename T> static T atomicAdd(T* sum, T value) { return (*sum += value) - value; }
 template <typename T> static T __ldcg(const T* source) { return *source; }
 template <typename T> static void __stcg(T* target, T value) { *target = value; }
 unsigned host_transposed(unsigned pair);

@@ -1,0 +1,91 @@
+"""Kernels that draw tokens, by a block and by a cluster of blocks for a row, on the processor: as the reference has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import cuda_compiler.draw
+from cuda_compiler.artifact.extensions import cluster_of
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
+from npu_compiler.compiler import compile
+from npu_compiler.graph.lane_tokens import Feature, lane_tokens_ir
+from npu_text.batching.engine import LaneSampling
+from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
+from tests.support.lane_choice import random_words, wanted
+
+SAMPLINGS = [
+    LaneSampling(0.0),
+    LaneSampling(1.0, seed=1),
+    LaneSampling(0.8, top_p=0.9, seed=2),
+    LaneSampling(1.0, top_k=20, top_p=0.8, seed=3),
+    LaneSampling(1.5, min_p=0.1, seed=4),
+    LaneSampling(1.0, top_k=700, seed=5),
+    LaneSampling(1e-30, top_k=3, seed=6),
+    LaneSampling(3.0, top_p=1e-9, seed=7),
+]
+VOCABULARY = 5000
+NEAR = 1e-5
+
+
+def plan_of(rows: int, vocabulary: int) -> ExecutionPlan:
+    ir = lane_tokens_ir((rows, vocabulary), "bfloat16", rows, {Feature.DRAWN})
+    return compile(ir, "cuda", "bfloat16").main
+
+
+def clusters_of(plan: ExecutionPlan, option: int) -> list[tuple[int, int, int]]:
+    chosen = plan.resolved(lambda *_: option)
+    return [cluster_of(call) for call in chosen.calls if isinstance(call, KernelCall)]
+
+
+def spread(deviation: float, rng: np.random.Generator) -> NDArray[Any]:
+    logits = (rng.standard_normal((len(SAMPLINGS), VOCABULARY)) * deviation).astype(ml_dtypes.bfloat16)
+    logits[0, :9] = -np.inf
+    return logits
+
+
+def levels(_: float, rng: np.random.Generator) -> NDArray[Any]:
+    """So many of them equal that no list holds them."""
+    return rng.integers(0, 2, (len(SAMPLINGS), VOCABULARY)).astype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("option", [0, 1], ids=["cluster", "block"])
+@pytest.mark.parametrize(("make", "deviation"), [(spread, 0.5), (spread, 4.0), (levels, 1.0)])
+def test_draws_are_those_of_the_reference(
+    make: Any, deviation: float, option: int, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_compiler.draw, "_LEAST_TOKENS", 64)
+    logits, count = make(deviation, rng), len(SAMPLINGS)
+    arrays = {
+        "logits": logits,
+        "limits": np.array([(1 / s.temperature if s.temperature else 0, s.top_p, s.min_p) for s in SAMPLINGS], "f4"),
+        "top_k": np.array([s.top_k for s in SAMPLINGS]),
+        "words": np.array([random_words(s.seed, 7) for s in SAMPLINGS]),
+    }
+    plan = plan_of(count, VOCABULARY)
+    assert clusters_of(plan, option) == [((8, 1, 1), (1, 1, 1))[option]]
+    found = run_plan_on_host(
+        plan.resolved(lambda *_: option), {name: array.view(np.uint8) for name, array in arrays.items()}, tmp_path
+    )
+    for row, sampling, token in zip(logits, SAMPLINGS, found["tokens"].view(np.int64), strict=True):
+        expected = wanted(row.astype(np.float32), sampling, 7)
+        assert token == expected.token or min(expected.margin, expected.limit_margin) < NEAR, sampling
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "blocks"),
+    [(1, 151_936, 8), (14, 151_936, 8), (15, 151_936, 4), (64, 151_936, 2), (65, 151_936, 2), (66, 151_936, 2)],
+)
+def test_idle_multiprocessors_share_rows(rows: int, vocabulary: int, blocks: int) -> None:
+    assert clusters_of(plan_of(rows, vocabulary), 0) == [(blocks, 1, 1)]
+
+
+@pytest.mark.parametrize(("rows", "vocabulary"), [(67, 151_936), (256, 151_936), (1, 4000), (1, 1)])
+def test_a_block_draws_for_a_row_where_others_have_none_to_spare(rows: int, vocabulary: int) -> None:
+    assert clusters_of(plan_of(rows, vocabulary), 0) == [(1, 1, 1)]
