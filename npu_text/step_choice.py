@@ -9,7 +9,7 @@ from npu_runtime.backend import BoundPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_text.language_model import LanguageModel
 from npu_text.sampling import Sampler, not_a_number
-from npu_text.step_functions import device_buffer, visible
+from npu_text.step_functions import Tensor, device_buffer, visible
 
 __all__ = ["StepChoice"]
 
@@ -36,7 +36,7 @@ class StepChoice:
         """A choice to be recorded behind a step, of its position and logits."""
         return self._executor.bind({"logits": logits, "positions": positions, **self._inputs}, made)
 
-    def choose(self, logits: NPUBuffer, position: int) -> int:
+    def choose(self, logits: Tensor, position: int) -> int:
         """The token that follows the one at a position, chosen at once.
 
         Raises:

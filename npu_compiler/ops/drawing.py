@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from operator import xor
+from typing import Any, NamedTuple
 
 from npu_compiler.dtypes import FLOAT32, INT32, INT64
 from npu_compiler.integers import ceil_div
@@ -38,62 +41,54 @@ def random_words(seeds: Tensor, owners: Tensor, positions: Tensor) -> Tensor:
         raise OpRefusal(f"given {given}, expected int64 [L], [R] and [R]")
     seed = seeds.gather(0, owners).reshape((*owners.shape, 1))
     position = positions.reshape((*positions.shape, 1))
-    first, second = _philox(_Words(), seed, position)
+    first, second = _philox(_OF_TENSORS, seed, position)
     return where(arange(seeds.trace, 2) < 1, first, second)
 
 
 def words_of(seed: int, position: int) -> tuple[int, int]:
     """`random_words` of two numbers."""
-    first, second = _philox(_Numbers(), seed, position)
+    first, second = _philox(_OF_NUMBERS, seed, position)
     return first, second
 
 
-def _philox(words: Any, seed: Any, position: Any) -> tuple[Any, Any]:
-    """The first two words for a key and a counter of 64 bits, in the arithmetic of `_Words` or `_Numbers`."""
-    xor, keys = words.xor, [words.low(seed), words.low(words.high(seed))]
-    a, b = words.low(position), words.low(words.high(position))
+class _Arithmetic(NamedTuple):
+    """Words of 32 bits in integers of 64: those of an integer, and of a product of words."""
+
+    low: Callable[[Any], Any]
+    high: Callable[[Any], Any]
+    xor: Callable[[Any, Any], Any]
+    product: Callable[[Any, int], tuple[Any, Any]]
+
+
+def _philox(of: _Arithmetic, seed: Any, position: Any) -> tuple[Any, Any]:
+    keys, (a, b) = [of.low(seed), of.low(of.high(seed))], (of.low(position), of.low(of.high(position)))
     c, d = a * 0, a * 0
     for _ in range(_ROUNDS):
-        (high_a, low_a), (high_c, low_c) = words.product(a, _MULTIPLIERS[0]), words.product(c, _MULTIPLIERS[1])
-        a, b = xor(xor(high_c, b), keys[0]), low_c
-        c, d = xor(xor(high_a, d), keys[1]), low_a
-        keys = [words.low(key + step) for key, step in zip(keys, _KEY_STEPS, strict=True)]
+        (high_a, low_a), (high_c, low_c) = of.product(a, _MULTIPLIERS[0]), of.product(c, _MULTIPLIERS[1])
+        a, b = of.xor(of.xor(high_c, b), keys[0]), low_c
+        c, d = of.xor(of.xor(high_a, d), keys[1]), low_a
+        keys = [of.low(key + step) for key, step in zip(keys, _KEY_STEPS, strict=True)]
     return a, b
 
 
-class _Numbers:
-    """Arithmetic of integers of any width."""
-
-    def low(self, number: int) -> int:
-        return number & _WORD
-
-    def high(self, number: int) -> int:
-        return number >> 32
-
-    def xor(self, a: int, b: int) -> int:
-        return a ^ b
-
-    def product(self, word: int, factor: int) -> tuple[int, int]:
-        return word * factor >> 32, word * factor & _WORD
+def _low(number: Tensor) -> Tensor:
+    return apply("and", number, _WORD)
 
 
-class _Words:
-    """Arithmetic of tensors of 64 bits."""
+def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """Nothing on the way has more than 49 bits."""
+    low = word * (factor & 0xFFFF)
+    high = word * (factor >> 16) + apply("shr", low, 16)
+    return apply("shr", high, 16), apply("or", apply("shl", apply("and", high, 0xFFFF), 16), apply("and", low, 0xFFFF))
 
-    def low(self, number: Tensor) -> Tensor:
-        return apply("and", number, _WORD)
 
-    def high(self, number: Tensor) -> Tensor:
-        return apply("shr", number, 32)
-
-    def xor(self, a: Tensor, b: Tensor) -> Tensor:
-        return apply("xor", a, b)
-
-    def product(self, word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-        """The two words of a product of words; nothing on the way has more than 49 bits."""
-        low = word * (factor & 0xFFFF)
-        high = word * (factor >> 16) + apply("shr", low, 16)
-        return apply("shr", high, 16), apply("or", apply("shl", apply("and", high, 0xFFFF), 16), apply("and", low, 0xFFFF))
+_OF_TENSORS = _Arithmetic(_low, lambda number: apply("shr", number, 32), partial(apply, "xor"), _product)
+_OF_NUMBERS = _Arithmetic(
+    lambda number: number & _WORD,
+    lambda number: number >> 32,
+    xor,
+    lambda word, factor: (word * factor >> 32, word * factor & _WORD),
+)
 
 
 @elementwise("npu_tokens.allow.default", rows=None)

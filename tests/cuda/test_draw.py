@@ -1,4 +1,4 @@
-"""Kernels that draw tokens, by a block and by a cluster of blocks for a row, on the processor: as the reference has it."""
+"""Kernels that draw tokens, a block or a cluster of blocks for a row, on the processor: as the reference has it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from npu_compiler.errors import InputError
 from npu_model.torch_backend import npu
 from npu_runtime import DAGExecutor, Device, Generator
 from npu_runtime.backend import Traffic
-from npu_text.sampling import Sampler, Sampling
 from tests.partition.mixed import array, arrays_of, check_equal, check_mixed, sides
 from tests.support.decoders import check_greedy, make_decoder
 
