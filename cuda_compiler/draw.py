@@ -26,12 +26,12 @@ _LEAST_TOKENS = 2 * _THREADS  # of a part
 DRAW = KernelTemplate(
     "draw",
     params="int length, logits_row, logits_column, limits_row, limits_column, top_k_row, words_row, words_column",
-    macros="a_t THREADS CAPACITY CHUNK PARTS BINS SHARED_BYTES",
+    macros="a_t THREADS CAPACITY ITEMS RUN CHUNK PARTS BINS SHARED_BYTES",
     inputs="logits limits top_k words",
     threads=_THREADS,
     shared_bytes=None,
     before="draw_entries.cuh",
-    files="tensor_cores.cuh clusters.cuh sort_network.cuh draw_bins.cuh",
+    files="tensor_cores.cuh clusters.cuh sort_network.cuh sort_registers.cuh draw_bins.cuh",
 )
 
 
@@ -63,7 +63,7 @@ def _parts(draw: Draw, device: DeviceModel) -> int:
 def _launch(draw: Draw, parts: int, around: AnchoredGroup) -> KernelCall:
     logits = draw.logits
     chunk = CHUNK_BYTES // logits.dtype.size
-    shared = 3 * 4 * _BINS + 8 * _CAPACITY * (2 if parts > 1 else 1) + _OTHER_BYTES
+    shared = 12 * _BINS + 8 * _CAPACITY + 12 * _BINS // parts + _OTHER_BYTES + (8 * _CAPACITY if parts > 1 else 0)
     launch = Launch(
         DRAW,
         grid=(draw.rows * parts, 1, 1),
@@ -72,6 +72,8 @@ def _launch(draw: Draw, parts: int, around: AnchoredGroup) -> KernelCall:
             "a_t": CUDA.storage[logits.dtype.name],
             "THREADS": _THREADS,
             "CAPACITY": _CAPACITY,
+            "ITEMS": _CAPACITY // _THREADS,
+            "RUN": _CAPACITY,
             "CHUNK": chunk if logits.has_chunks(chunk) else 1,
             "PARTS": parts,
             "BINS": _BINS,

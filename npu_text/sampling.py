@@ -98,30 +98,31 @@ class Sampler:
             raise not_a_number(str(best))
         if self.sampling.temperature == 0:
             return int(wide.argmax())
-        tokens, ends = self._in_order(wide, best)
-        kept = int(ends[min(int(self.top_k[0]) or len(ends), len(ends)) - 1])
-        top_p = float(self.limits[0, 1])
-        if top_p < 1:
-            least = max(kept * int(top_p * (_WORD + 1)) >> _WORD_BITS, 1)
-            kept = int(ends[np.searchsorted(ends, least)])
-        high, low = words_of(int(self.seeds[0]), position)
-        drawn = kept * (high << _WORD_BITS | low) >> 2 * _WORD_BITS
-        return int(tokens[np.searchsorted(ends, drawn, "right")])
-
-    def _in_order(self, logits: NDArray[np.float32], best: np.float32) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The tokens that have a weight, the likeliest first, of equal ones the first; and the sums of their weights.
-
-        Weights are whole numbers, so that sums depend on no order.
-        """
         with np.errstate(over="ignore"):  # models close tokens by the lowest number that there is
-            shares = np.exp((logits - best) * self.limits[0, 0])
-        weights = (shares * np.float64(_ONE)).astype(np.int64)
+            shares = np.exp((wide - best) * self.limits[0, 0])
+        weights = (shares * np.float64(_ONE)).astype(np.int64)  # whole numbers: sums depend on no order
+        weights[self._left_out(wide, weights)] = 0
+        ends = weights.cumsum()
+        high, low = words_of(int(self.seeds[0]), position)
+        drawn = int(ends[-1]) * (high << _WORD_BITS | low) >> 2 * _WORD_BITS
+        return int(np.searchsorted(ends, drawn, "right"))
+
+    def _left_out(self, logits: NDArray[np.float32], weights: NDArray[np.int64]) -> NDArray[np.intp]:
+        """The tokens that top-k and top-p leave out, of those that have a weight."""
+        top_k, top_p = int(self.top_k[0]), float(self.limits[0, 1])
         some = np.flatnonzero(weights)
+        if top_p == 1 and (not top_k or top_k >= len(some)):
+            return some[:0]
         bits = (logits[some] + np.float32(0)).view(np.uint32)  # there is one zero
         keys = np.where(bits >> 31, bits, ~(bits | np.uint32(1 << 31))).astype(np.uint64)
         entries = np.sort(keys << np.uint64(_WORD_BITS) | some.astype(np.uint64))
-        tokens = (entries & np.uint64(_WORD)).astype(np.intp)
-        return tokens, weights[tokens].cumsum()
+        order = (entries & np.uint64(_WORD)).astype(np.intp)  # the likeliest first, of equal ones the first
+        kept = min(top_k or len(order), len(order))
+        if top_p < 1:
+            ends = weights[order[:kept]].cumsum()
+            least = max(int(ends[-1]) * int(top_p * (_WORD + 1)) >> _WORD_BITS, 1)
+            kept = int(np.searchsorted(ends, least)) + 1
+        return order[kept:]
 
 
 def inverse_temperature(temperature: float) -> float:

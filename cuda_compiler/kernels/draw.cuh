@@ -1,19 +1,22 @@
-// Draws a token of each row by probability: a block a row, or a cluster of PARTS blocks. An entry orders tokens: its upper bits are the logit,
-// inverted, and its lower bits the token's number. Weights are integers, in units of 2^-40, so that their sums do not
-// depend on the order.
+// Draws a token of each row by probability: a block a row, or a cluster of PARTS blocks. An entry orders tokens: its
+// upper bits are the logit, inverted, and its lower bits the token's number. Weights are integers, in units of 2^-40,
+// so that their sums do not depend on the order.
 //
-// The tokens are counted and weighed in bins along the order. What is looked for, a number of tokens or a weight, lies
-// in one bin: its tokens are put in order, or, where they are too many, are divided among bins in turn.
+// For the last token that the limits keep the tokens are counted and weighed in bins along the order. What is looked
+// for, a number of tokens or a weight, lies in one bin: its tokens are put in order, or, where they are too many, are
+// divided among bins in turn. What is kept is then weighed along the tokens' numbers.
+//
 // Blocks of a cluster walk over tokens of their own, tell each other what they found, and then all know the same.
 // Grid: PARTS for each row in x. Block: THREADS.
+constexpr int FEW = 256; // entries that are sorted in shared memory
 
 // Gathers what the blocks of the row have listed; returns how many tokens that is.
 __device__ __forceinline__ int gather_list(Memory& memory)
 {
+    __syncthreads();
 #if PARTS > 1
     int ends[PARTS], taken = 0;
-    __syncthreads();
-    exchange(memory.taken, 0ull, memory, [&](int rank, const Pair& of_block) {
+    exchange(OF_BINS, memory.taken, 0ull, memory, [&](int rank, const Pair& of_block) {
         taken += int(of_block.first);
         ends[rank] = taken;
     });
@@ -32,65 +35,65 @@ __device__ __forceinline__ int gather_list(Memory& memory)
     synchronize_row();
     return taken;
 #else
-    __syncthreads();
     return int(memory.taken);
 #endif
 }
 
-// Puts the tokens of bins `first` to `last` in order; there are no more of them than the list holds.
-__device__ __noinline__ Window list_bins(int first, int last, const Range& range, const Row& row, Memory& memory)
+// Puts the tokens of a bin in order; there are no more of them than the list holds. Returns how many there are.
+__device__ __noinline__ int list_bin(int bin, const Range& range, const Row& row, Memory& memory)
 {
-    __syncthreads();
     Entry* own = PARTS > 1 ? memory.own : memory.list;
+    __syncthreads();
     if (threadIdx.x == 0) {
         memory.taken = 0u;
     }
     __syncthreads();
-    if (range.shift < 0) {
-        float begin = float(first), end = float(last + 1);
-        walk(row, [&](float value, int token) {
-            float distance = distance_of(value, row);
-            if (distance >= begin && distance < end) {
-                own[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
-            }
-        });
-    } else {
-        walk(row, [&](float value, int token) {
-            int bin = bin_of(value, token, range, row);
-            if (bin >= first && bin <= last) {
-                own[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
-            }
-        });
-    }
+    walk(row, [&](float value, int token) {
+        if (bin_of(value, token, range, row) == bin) {
+            own[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
+        }
+    });
     int taken = gather_list(memory), total = 2;
     while (total < taken) {
         total *= 2;
+    }
+    if (total > FEW) {
+        total = CAPACITY;
     }
     for (int at = taken + int(threadIdx.x); at < total; at += THREADS) {
         memory.list[at] = ~0ull;
     }
     __syncthreads();
-    sort_runs(memory.list, total, total);
-    return {mass_at(first - 1, memory), mass_at(last, memory), count_at(first - 1, memory), count_at(last, memory)};
+    if (total <= FEW) {
+        sort_runs(memory.list, total, total);
+    } else {
+        Entry entries[ITEMS];
+        #pragma unroll
+        for (int item = 0; item < ITEMS; ++item) {
+            entries[item] = memory.list[int(threadIdx.x) * ITEMS + item];
+        }
+        sort_registers(entries, memory.list);
+    }
+    return taken;
 }
 
-// The token of the window at `target`.
+// The token of a bin that has `target` tokens before it, or before whose end a weight of `target` lies.
 __device__ __noinline__ Found find_in(
-    const Window& window, uint64 target, bool by_count, const Row& row, Memory& memory)
+    int bin, uint64 target, bool by_count, const Range& range, const Row& row, Memory& memory)
 {
-    int taken = int(window.count_end - window.count_before);
+    int taken = list_bin(bin, range, row, memory);
     int first = int(threadIdx.x) * OWN_ENTRIES, end = min(first + OWN_ENTRIES, taken);
-    uint64 mass = 0ull;
+    uint64 mass = 0ull, count_before = count_at(bin - 1, memory);
     uint number = 0u;
     for (int at = first; at < end; ++at) {
         mass += weight_of(distance_of(value_of(memory.list[at]), row));
     }
     sum_before(mass, number, memory);
-    uint64 reached = window.mass_before + mass;
+    uint64 reached = mass_at(bin - 1, memory) + mass;
     for (int at = first; at < end; ++at) {
         uint64 begin = reached;
         reached += weight_of(distance_of(value_of(memory.list[at]), row));
-        if (by_count ? uint64(window.count_before) + uint64(at) == target : begin <= target && target < reached) {
+        if (by_count ? count_before + uint64(at) == target : begin <= target && target < reached) {
             memory.entry = memory.list[at];
             memory.mass = reached;
         }
@@ -99,11 +102,11 @@ __device__ __noinline__ Found find_in(
     return {memory.entry, memory.mass, true};
 }
 
-// The token at `target`, which lies in a bin of too many tokens; the bins are divided in turn.
+// The same where the bin has too many tokens; the bins are divided in turn.
 __device__ __noinline__ Found find_deep(
     int bin, uint64 target, bool by_count, Range range, const Row& row, Memory& memory)
 {
-    uint64 mass = 0ull, likely;
+    uint64 mass = 0ull;
     while (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
         uint64 mass_before = mass_at(bin - 1, memory);
         mass += mass_before;
@@ -120,45 +123,32 @@ __device__ __noinline__ Found find_deep(
         while (((range.last - range.first) >> range.shift) >= uint64(BINS)) {
             ++range.shift;
         }
-        fill_bins(likely, true, range, row, memory);
+        fill_bins(true, range, row, memory);
         bin = bin_with(target, by_count, memory);
     }
-    Window window = list_bins(bin, bin, range, row, memory);
-    Found found = find_in(window, target, by_count, row, memory);
+    Found found = find_in(bin, target, by_count, range, row, memory);
     found.mass += mass;
     return found;
 }
 
-// The token that has `target` tokens before it, or before whose end a weight of `target` lies. Keeps the window for
-// later.
-__device__ __noinline__ Found find(
-    uint64 target, bool by_count, Range& range, Window& window, const Row& row, Memory& memory)
+// The token that has `target` tokens before it, or before whose end a weight of `target` lies.
+__device__ __noinline__ Found find(uint64 target, bool by_count, Range& range, const Row& row, Memory& memory)
 {
-    uint64 begin = by_count ? uint64(window.count_before) : window.mass_before;
-    uint64 end = by_count ? uint64(window.count_end) : window.mass_end;
-    if (begin <= target && target < end) {
-        return find_in(window, target, by_count, row, memory);
-    }
-    uint64 likely;
     int bin = bin_with(target, by_count, memory);
     if (bin == BINS && range.bins < BINS) {
         range.bins = BINS;
-        fill_bins(likely, true, range, row, memory);
+        fill_bins(true, range, row, memory);
         bin = bin_with(target, by_count, memory);
     }
     if (bin == BINS) {
-        return {0ull, 0ull, false};
+        return {~0ull, 0ull, false};
     }
-    if (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
-        Found found = find_deep(bin, target, by_count, range, row, memory);
-        fill_bins(likely, true, range, row, memory);
-        window = {0ull, 0ull, 0u, 0u}; // the list has others now
-        return found;
+    if (count_at(bin, memory) - count_at(bin - 1, memory) <= uint(CAPACITY)) {
+        return find_in(bin, target, by_count, range, row, memory);
     }
-    int first = count_at(bin, memory) <= uint(CAPACITY) ? 0 : bin;
-    int last = bin_with(uint64(count_at(first - 1, memory)) + uint64(CAPACITY), true, memory);
-    window = list_bins(first, max(bin, min(last, range.bins) - 1), range, row, memory);
-    return find_in(window, target, by_count, row, memory);
+    Found found = find_deep(bin, target, by_count, range, row, memory);
+    fill_bins(true, range, row, memory);
+    return found;
 }
 
 // A weight times a word, over 2^32, rounded down.
@@ -183,32 +173,16 @@ __device__ float highest_of(float own, Memory& memory)
     }
     __syncthreads();
     own = warp_max<32>(threadIdx.x % 32 < WARPS ? shared[threadIdx.x % 32] : own);
-    exchange(__float_as_uint(own), 0ull, memory, [&](int, const Pair& of_block) {
+    exchange(OF_HIGHEST, __float_as_uint(own), 0ull, memory, [&](int, const Pair& of_block) {
         own = combine_max(own, __uint_as_float(uint(of_block.first)));
     });
     return own;
 }
 
-__device__ __forceinline__ int64 drawn(
-    Row& row, float scale, float top_p, float min_p, int64 top_k, uint high, uint low, Memory& memory)
+// The last token that is kept, of all in order.
+__device__ __noinline__ Entry last_kept(float own, float top_p, int64 top_k, const Row& row, Memory& memory)
 {
-    float own = -__uint_as_float(0x7f800000u);
-    walk(row, [&](float value, int) { own = combine_max(own, value); });
-    row.highest = highest_of(own, memory);
-    if (!(row.highest - row.highest == 0.0f)) {
-        return -1;
-    }
-    if (scale == 0.0f) {
-        Entry first = ~0ull;
-        walk(row, [&](float value, int token) {
-            first = value == row.highest && first == ~0ull ? Entry(token) : first;
-        });
-        return int64(least_of(first, memory));
-    }
-    row.bins = min(scale * PER_UNIT, 3.4028234e38f);
-    row.least = min_p > 0.0f ? uint64(min(min_p, 1.0f) * ONE) : 0ull;
     Range range = {0ull, 0ull, -1, NEAR};
-    Window window = {0ull, 0ull, 0u, 0u};
     if (top_k > 0) {
         // so many of the threads' best tokens are in the first bins, and with them all that are likelier
         clear_bins(memory);
@@ -216,20 +190,74 @@ __device__ __forceinline__ int64 drawn(
         if (distance < float(BINS)) {
             add(int(distance), 0ull, memory);
         }
-        add_up_bins(0ull, 0ull, memory);
+        add_up_bins(0ull, memory);
         range.bins = min(BINS, bin_with(uint64(top_k - 1), true, memory) + 1);
     }
-    uint64 likely, mass = fill_bins(likely, top_k <= 0, range, row, memory);
+    uint64 mass = fill_bins(top_k <= 0, range, row, memory);
+    Entry last = ~0ull;
     if (top_k > 0) {
-        Found last = find(uint64(top_k - 1), true, range, window, row, memory);
-        mass = last.is_there ? last.mass : mass;
+        Found found = find(uint64(top_k - 1), true, range, row, memory);
+        mass = found.is_there ? found.mass : mass;
+        last = found.entry;
     }
     if (top_p < 1.0f) {
         uint64 wanted = max(share_of(mass, uint(top_p * 4294967296.0f)), 1ull);
-        mass = find(wanted - 1, false, range, window, row, memory).mass;
+        last = find(wanted - 1, false, range, row, memory).entry;
     }
-    mass = min(mass, likely);
-    return int64(find(share_of(mass, high, low), false, range, window, row, memory).entry & ALL_LANES);
+    return last;
+}
+
+// What a token weighs, where it is kept.
+struct Kept {
+    Entry last;
+    uint64 least;
+
+    __device__ __forceinline__ uint64 weight(float value, int token, const Row& row) const
+    {
+        float distance = distance_of(value, row);
+        uint64 found = distance < float(BINS) && entry_of(value, token) <= last ? weight_of(distance) : 0ull;
+        return found >= least ? found : 0ull;
+    }
+};
+
+// The token at a random share of what the kept ones weigh, for the one thread that has it; -1 for the others.
+__device__ __forceinline__ int64 at_share(const Kept& kept, uint high, uint low, const Row& row, Memory& memory)
+{
+    int lane = int(threadIdx.x) % 32;
+    uint64 mass = 0ull, all = 0ull, before = 0ull;
+    uint number = 0u;
+    walk(row, [&](float value, int token) { mass += kept.weight(value, token, row); });
+    uint64 own = mass;
+    uint64 of_block = sum_before(mass, number, memory);
+    exchange(OF_ALL, of_block, 0ull, memory, [&](int rank, const Pair& block) {
+        before += rank < int(blockIdx.x) % PARTS ? block.first : 0ull;
+        all += block.first;
+    });
+    uint64 target = share_of(all, high, low);
+    uint64 reached = before + __shfl_sync(ALL_LANES, mass, 0), end = before + __shfl_sync(ALL_LANES, mass + own, 31);
+    int64 found = -1;
+    if (reached <= target && target < end) { // the same for all of a warp, whose tokens are taken in their order
+        for (int chunk = row.begin + lane; chunk - lane < row.end; chunk += 32) {
+            uint64 weights[CHUNK], sum = 0ull;
+            Pack<a_t, CHUNK> pack = load_pack<CHUNK>(row.logits + (long long)(min(chunk, row.end - 1) * CHUNK) * row.column);
+            #pragma unroll
+            for (int u = 0; u < CHUNK; ++u) {
+                weights[u] = chunk < row.end ? kept.weight(float(pack[u]), chunk * CHUNK + u, row) : 0ull;
+                sum += weights[u];
+            }
+            uint64 place = sum;
+            add_lanes_before(place, number);
+            uint64 whole = __shfl_sync(ALL_LANES, place, 31);
+            place += reached - sum;
+            #pragma unroll
+            for (int u = 0; u < CHUNK; ++u) {
+                found = place <= target && target < place + weights[u] ? chunk * CHUNK + u : found;
+                place += weights[u];
+            }
+            reached += whole;
+        }
+    }
+    return found;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) draw(
@@ -239,16 +267,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     Memory& memory = *reinterpret_cast<Memory*>(dynamic_shared);
     wait_for_previous_grid();
-    int part = int(blockIdx.x) % PARTS;
+    int part = int(blockIdx.x) % PARTS, chunks = p.length / CHUNK;
+    int own_chunks = (chunks + PARTS * WARPS - 1) / (PARTS * WARPS);
     long long at = int(blockIdx.x) / PARTS;
     const float* limit = limits + at * p.limits_row;
     const int64* word = words + at * p.words_row;
-    int first = (part * THREADS + int(threadIdx.x)) * CHUNK;
-    Row row = {logits + at * p.logits_row, p.length, p.logits_column, first, 0.0f, 0.0f, 0ull};
-    int64 value[1] = {drawn(
-        row, limit[0], limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row], uint(word[0]),
-        uint(word[p.words_column]), memory)};
-    if (part == 0 && threadIdx.x == 0) {
+    int begin = (part * WARPS + int(threadIdx.x) / 32) * own_chunks;
+    Row row = {logits + at * p.logits_row, p.length, p.logits_column, begin, min(begin + own_chunks, chunks), 0.0f, 0.0f};
+
+    float own = -__uint_as_float(0x7f800000u), scale = limit[0];
+    walk(row, [&](float value, int) { own = combine_max(own, value); });
+    row.highest = highest_of(own, memory);
+    int64 value[1] = {-1};
+    bool is_mine = part == 0 && threadIdx.x == 0;
+    if (row.highest - row.highest == 0.0f && scale == 0.0f) {
+        Entry first = ~0ull;
+        walk(row, [&](float found, int token) { first = found == row.highest ? min(first, Entry(token)) : first; });
+        value[0] = int64(least_of(first, memory));
+    } else if (row.highest - row.highest == 0.0f) {
+        row.bins = min(scale * PER_UNIT, 3.4028234e38f);
+        float top_p = limit[p.limits_column], min_p = limit[2 * p.limits_column];
+        int64 most = top_k[at * p.top_k_row];
+        Kept kept = {~0ull, min_p > 0.0f ? uint64(min(min_p, 1.0f) * ONE) : 0ull};
+        if (most > 0 || top_p < 1.0f) {
+            kept.last = last_kept(own, top_p, most, row, memory);
+        }
+        value[0] = at_share(kept, uint(word[0]), uint(word[p.words_column]), row, memory);
+        is_mine = value[0] >= 0;
+    }
+    if (is_mine) {
         finish(value, 0, 0, int(at), out, EPILOGUE_ARGUMENTS p);
     }
+    synchronize_row(); // what others still read is there until then
 }

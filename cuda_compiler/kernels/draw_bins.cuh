@@ -2,25 +2,30 @@
 constexpr float PER_UNIT = 48.0f; // bins of an exponent of 1: behind BINS of them nothing has a weight
 constexpr float PER_BIN = -1.44269504f / PER_UNIT; // of the binary exponent
 constexpr int NEAR = 432; // bins that most of the weight lies in; the weight of a token behind them has 32 bits
-constexpr float ONE = 1099511627776.0f; // the greatest weight
-constexpr int OWN_BINS = 4;
-constexpr int OWN_ENTRIES = CAPACITY / THREADS;
+constexpr int OWN_BINS = 4, OWN_ENTRIES = CAPACITY / THREADS, SHARED_BINS = BINS / PARTS;
 constexpr int WARPS = THREADS / 32;
 constexpr int AHEAD = 4; // chunks that a thread loads at a time
-constexpr int STEP = PARTS * THREADS * CHUNK; // tokens of all blocks of a row
+constexpr float ONE = 1099511627776.0f; // the greatest weight
 constexpr uint ALL_LANES = 0xffffffffu;
-static_assert(BINS % OWN_BINS == 0 && BINS <= THREADS * OWN_BINS, "threads have all bins");
+static_assert(SHARED_BINS * PARTS == BINS && SHARED_BINS % OWN_BINS == 0, "blocks share the bins");
+static_assert(BINS <= THREADS * OWN_BINS && OWN_ENTRIES == ITEMS && RUN == CAPACITY, "threads have all of them");
 
 // Two numbers that the blocks of a row tell each other.
 struct __align__(16) Pair {
     uint64 first, second;
 };
 
+template <int COUNT>
+struct __align__(16) Bins {
+    uint counts[COUNT], lows[COUNT], highs[COUNT];
+};
+
 struct Memory {
-    __align__(16) uint counts[BINS], lows[BINS], highs[BINS];
+    Bins<BINS> bins;
+    Bins<SHARED_BINS> summed; // those of all blocks that this one sums up
     __align__(16) Entry list[CAPACITY];
     __align__(16) Entry own[PARTS > 1 ? CAPACITY : 2]; // of this block
-    Pair told;
+    Pair told[3];
     uint64 masses[WARPS];
     uint numbers[WARPS];
     uint taken;
@@ -29,13 +34,13 @@ struct Memory {
     uint64 mass;
 };
 static_assert(sizeof(Memory) <= SHARED_BYTES, "as much as is asked for");
+constexpr int OF_HIGHEST = 0, OF_BINS = 1, OF_ALL = 2; // places of what blocks tell each other
 
 struct Row {
     const a_t* logits;
     int length, column;
-    int first; // token of this thread
-    float highest, bins; // of a difference of 1 from the highest logit
-    uint64 least; // weight that is not below the share of the likeliest
+    int begin, end;       // chunks of this warp
+    float highest, bins;  // of a difference of 1 from the highest logit
 };
 
 // Which tokens are in bins: those by their exponent, or those of a part of the order, its entries divided by 2^shift.
@@ -45,35 +50,29 @@ struct Range {
     int bins;
 };
 
-// Tokens in order in the list, and what lies before and up to the end of them.
-struct Window {
-    uint64 mass_before, mass_end;
-    uint count_before, count_end;
-};
-
 struct Found {
     Entry entry;
     uint64 mass; // up to the end of it
     bool is_there;
 };
 
-// Calls `visit` for this thread's logits of the row, in the order of tokens.
+// Calls `visit` for this thread's logits of the row.
 template <typename Visit>
 __device__ __forceinline__ void walk(const Row& row, Visit visit)
 {
-    for (int first = row.first; first < row.length; first += AHEAD * STEP) {
+    for (int chunk = row.begin + int(threadIdx.x) % 32; chunk < row.end; chunk += 32 * AHEAD) {
         Pack<a_t, CHUNK> packs[AHEAD];
         #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
-            int place = min(first + a * STEP, row.length - CHUNK);
+            int place = min(chunk + a * 32, row.end - 1) * CHUNK;
             packs[a] = load_pack<CHUNK>(row.logits + (long long)place * row.column);
         }
         #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
-            if (first + a * STEP < row.length) {
+            if (chunk + a * 32 < row.end) {
                 #pragma unroll
                 for (int u = 0; u < CHUNK; ++u) {
-                    visit(float(packs[a][u]), first + a * STEP + u);
+                    visit(float(packs[a][u]), (chunk + a * 32) * CHUNK + u);
                 }
             }
         }
@@ -104,28 +103,32 @@ __device__ __forceinline__ int bin_of(float value, int token, const Range& range
     return entry >= range.first && entry <= range.last ? int((entry - range.first) >> range.shift) : BINS;
 }
 
-__device__ __forceinline__ uint count_at(int bin, const Memory& memory) { return bin < 0 ? 0u : memory.counts[bin]; }
+__device__ __forceinline__ uint count_at(int bin, const Memory& memory)
+{
+    return bin < 0 ? 0u : memory.bins.counts[bin];
+}
 
 __device__ __forceinline__ uint64 mass_at(int bin, const Memory& memory)
 {
-    return bin < 0 ? 0ull : (uint64(memory.highs[bin]) << 32) + memory.lows[bin];
+    return bin < 0 ? 0ull : (uint64(memory.bins.highs[bin]) << 32) + memory.bins.lows[bin];
 }
 
-__device__ __forceinline__ void put(int bin, uint count, uint64 mass, Memory& memory)
+template <int COUNT>
+__device__ __forceinline__ void put(int bin, uint count, uint64 mass, Bins<COUNT>& bins)
 {
-    memory.counts[bin] = count;
-    memory.lows[bin] = uint(mass);
-    memory.highs[bin] = uint(mass >> 32);
+    bins.counts[bin] = count;
+    bins.lows[bin] = uint(mass);
+    bins.highs[bin] = uint(mass >> 32);
 }
 
 __device__ __forceinline__ void add(int bin, uint64 mass, Memory& memory)
 {
     uint low = uint(mass);
-    atomicAdd(&memory.counts[bin], 1u);
-    uint before = atomicAdd(&memory.lows[bin], low);
+    atomicAdd(&memory.bins.counts[bin], 1u);
+    uint before = atomicAdd(&memory.bins.lows[bin], low);
     uint high = uint(mass >> 32) + (before + low < low ? 1u : 0u);
     if (high != 0u) {
-        atomicAdd(&memory.highs[bin], high);
+        atomicAdd(&memory.bins.highs[bin], high);
     }
 }
 
@@ -166,13 +169,6 @@ __device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
     return __shfl_sync(ALL_LANES, warp_mass, 31);
 }
 
-// Of the block.
-__device__ __forceinline__ uint64 sum_of(uint64 mass, Memory& memory)
-{
-    uint number = 0u;
-    return sum_before(mass, number, memory);
-}
-
 // Waits for all threads of the row: what they wrote in shared memory can be read behind it.
 __device__ __forceinline__ void synchronize_row()
 {
@@ -196,21 +192,21 @@ __device__ __forceinline__ void load_of_block(const void* place, int rank, T& va
 #endif
 }
 
-// Tells all blocks of the row a pair of numbers, and combines what they tell; the others' memory is as it was before.
+// Tells all blocks of the row a pair of numbers, waits for all threads, and combines what they tell. Behind another
+// wait a place is free again.
 template <typename Combine>
-__device__ __forceinline__ void exchange(uint64 first, uint64 second, Memory& memory, Combine combine)
+__device__ __forceinline__ void exchange(int place, uint64 first, uint64 second, Memory& memory, Combine combine)
 {
     if (threadIdx.x == 0) {
-        memory.told = {first, second};
+        memory.told[place] = {first, second};
     }
     synchronize_row();
     Pair found;
-    load_of_block(&memory.told, int(threadIdx.x) % PARTS, found);
+    load_of_block(&memory.told[place], int(threadIdx.x) % PARTS, found);
     #pragma unroll
     for (int rank = 0; rank < PARTS; ++rank) {
         combine(rank, {__shfl_sync(ALL_LANES, found.first, rank), __shfl_sync(ALL_LANES, found.second, rank)});
     }
-    synchronize_row();
 }
 
 // Of the row.
@@ -231,7 +227,8 @@ __device__ Entry least_of(Entry entry, Memory& memory)
     for (int distance = 16; distance > 0; distance /= 2) {
         entry = min(entry, Entry(__shfl_xor_sync(ALL_LANES, entry, distance)));
     }
-    exchange(entry, 0ull, memory, [&](int, const Pair& of_block) { entry = min(entry, Entry(of_block.first)); });
+    exchange(OF_BINS, entry, 0ull, memory, [&](int, const Pair& of_block) { entry = min(entry, of_block.first); });
+    synchronize_row();
     return entry;
 }
 
@@ -239,66 +236,82 @@ __device__ __forceinline__ void clear_bins(Memory& memory)
 {
     __syncthreads();
     for (int bin = int(threadIdx.x); bin < BINS; bin += THREADS) {
-        put(bin, 0u, 0ull, memory);
+        put(bin, 0u, 0ull, memory.bins);
     }
     __syncthreads();
 }
 
-// Replaces counts and weights of bins, of all blocks, by the sums up to each bin. Gives the sums of two weights of the
-// blocks.
-__device__ Pair add_up_bins(uint64 first_weight, uint64 second_weight, Memory& memory)
+// Replaces counts and weights of bins by those of all blocks: each block sums up some, which the others then read.
+__device__ __forceinline__ void combine_bins(Memory& memory)
 {
-    int first = int(threadIdx.x) * OWN_BINS;
-    uint64 mass = 0ull, masses[OWN_BINS] = {};
-    uint count = 0u, counts[OWN_BINS] = {};
-    Pair sums = {};
-    exchange(first_weight, second_weight, memory, [&](int, const Pair& of_block) {
-        sums.first += of_block.first;
-        sums.second += of_block.second;
-    });
-    if (first < BINS) {
+#if PARTS > 1
+    int rank = int(blockIdx.x) % PARTS, first = int(threadIdx.x) * OWN_BINS;
+    if (first < SHARED_BINS) {
+        uint count[OWN_BINS] = {};
+        uint64 mass[OWN_BINS] = {};
         #pragma unroll 2
-        for (int rank = 0; rank < PARTS; ++rank) {
+        for (int other = 0; other < PARTS; ++other) {
             uint number[4], low[4], high[4];
-            load_of_block(memory.counts + first, rank, number);
-            load_of_block(memory.lows + first, rank, low);
-            load_of_block(memory.highs + first, rank, high);
+            load_of_block(memory.bins.counts + rank * SHARED_BINS + first, other, number);
+            load_of_block(memory.bins.lows + rank * SHARED_BINS + first, other, low);
+            load_of_block(memory.bins.highs + rank * SHARED_BINS + first, other, high);
             #pragma unroll
             for (int u = 0; u < OWN_BINS; ++u) {
-                counts[u] += number[u];
-                masses[u] += (uint64(high[u]) << 32) + low[u];
+                count[u] += number[u];
+                mass[u] += (uint64(high[u]) << 32) + low[u];
             }
+        }
+        #pragma unroll
+        for (int u = 0; u < OWN_BINS; ++u) {
+            put(first + u, count[u], mass[u], memory.summed);
         }
     }
     synchronize_row();
-    #pragma unroll
-    for (int u = 0; u < OWN_BINS; ++u) {
-        mass += masses[u];
-        count += counts[u];
-    }
-    sum_before(mass, count, memory);
-    #pragma unroll
-    for (int u = 0; u < OWN_BINS; ++u) {
-        mass += masses[u];
-        count += counts[u];
-        if (first < BINS) {
-            put(first + u, count, mass, memory);
-        }
+    constexpr int QUARTETS = SHARED_BINS / 4;
+    const uint* summed = memory.summed.counts;
+    uint* all = memory.bins.counts; // lows and highs lie behind counts
+    for (int quartet = int(threadIdx.x); quartet < 3 * BINS / 4; quartet += THREADS) {
+        int part = quartet / (BINS / 4), at = quartet % (BINS / 4); // of counts, lows or highs
+        uint word[4];
+        load_of_block(summed + (part * QUARTETS + at % QUARTETS) * 4, at / QUARTETS, word);
+        memcpy(all + quartet * 4, word, 16);
     }
     __syncthreads();
-    return sums;
+#endif
+}
+
+// Replaces counts and weights of bins by the sums of all blocks up to each bin; gives the sum of a weight of each block.
+__device__ uint64 add_up_bins(uint64 weight, Memory& memory)
+{
+    uint64 sum = 0ull;
+    exchange(OF_BINS, weight, 0ull, memory, [&](int, const Pair& of_block) { sum += of_block.first; });
+    combine_bins(memory);
+    int first = int(threadIdx.x) * OWN_BINS;
+    uint64 mass = 0ull;
+    uint count = 0u;
+    for (int bin = first; bin < min(first + OWN_BINS, BINS); ++bin) {
+        mass += mass_at(bin, memory);
+        count += count_at(bin, memory);
+    }
+    sum_before(mass, count, memory);
+    for (int bin = first; bin < min(first + OWN_BINS, BINS); ++bin) {
+        mass += mass_at(bin, memory);
+        count += count_at(bin, memory);
+        put(bin, count, mass, memory.bins);
+    }
+    __syncthreads();
+    return sum;
 }
 
 // Fills the bins with the tokens of a range; those behind its last bin are weighed together, if at all. Gives what all
-// of them weigh, and those that are no less likely than a share of the likeliest.
-__device__ __noinline__ uint64 fill_bins(
-    uint64& likely, bool weighs_rest, const Range& range, const Row& row, Memory& memory)
+// of them weigh.
+__device__ __noinline__ uint64 fill_bins(bool weighs_rest, const Range& range, const Row& row, Memory& memory)
 {
     clear_bins(memory);
-    uint64 all = 0ull, enough = 0ull;
+    uint64 all = 0ull;
+    uint number = 0u;
     if (range.shift < 0) {
         float end = float(range.bins), last = weighs_rest ? float(BINS) : end;
-        bool has_least = row.least > 0;
         walk(row, [&](float value, int) {
             float distance = distance_of(value, row);
             if (distance < last) {
@@ -311,7 +324,6 @@ __device__ __noinline__ uint64 fill_bins(
                     weight = distance < float(NEAR) ? uint64(scaled) : uint64(uint(scaled));
                 }
                 all += weight;
-                enough += has_least && weight >= row.least ? weight : 0ull;
             }
         });
     } else {
@@ -322,10 +334,7 @@ __device__ __noinline__ uint64 fill_bins(
             }
         });
     }
-    all = sum_of(all, memory);
-    Pair sums = add_up_bins(all, row.least > 0 ? sum_of(enough, memory) : all, memory);
-    likely = sums.second;
-    return sums.first;
+    return add_up_bins(sum_before(all, number, memory), memory);
 }
 
 __device__ __forceinline__ bool is_behind(int bin, uint64 target, bool by_count, const Memory& memory)

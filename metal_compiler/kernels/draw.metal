@@ -2,8 +2,9 @@
 // inverted, and its lower bits the token's number. Weights are integers, in units of 2^-40, so that their sums do not
 // depend on the order.
 //
-// The tokens are counted and weighed in bins along the order. What is looked for, a number of tokens or a weight, lies
-// in one bin: its tokens are put in order, or, where they are too many, are divided among bins in turn.
+// For the last token that the limits keep the tokens are counted and weighed in bins along the order. What is looked
+// for, a number of tokens or a weight, lies in one bin: its tokens are put in order, or, where they are too many, are
+// divided among bins in turn. What is kept is then weighed along the tokens' numbers.
 // Grid: rows in x. Block: THREADS.
 METAL_FUNC void sort_list(int total, int thread_number, threadgroup Memory& memory)
 {
@@ -24,10 +25,9 @@ METAL_FUNC void sort_list(int total, int thread_number, threadgroup Memory& memo
     }
 }
 
-// Puts the tokens of bins `first` to `last` in order; there are no more of them than the list holds.
-METAL_FUNC Window list_bins(
-    int first, int last, thread const Range& range, thread const Row& row, device const a_t* logits,
-    threadgroup Memory& memory)
+// Puts the tokens of a bin in order; there are no more of them than the list holds. Returns how many there are.
+METAL_FUNC int list_bin(
+    int wanted, thread const Range& range, thread const Row& row, device const a_t* logits, threadgroup Memory& memory)
 {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (row.thread_number == 0) {
@@ -37,8 +37,7 @@ METAL_FUNC Window list_bins(
     for (int token = row.thread_number; token < row.length; token += THREADS) {
         float value = float(logits[token * row.column]);
         ulong entry = entry_of(value, token);
-        int bin = bin_of(exponent_of(value, row), entry, range);
-        if (bin >= first && bin <= last) {
+        if (bin_of(exponent_of(value, row), entry, range) == wanted) {
             memory.list[atomic_fetch_add_explicit(&memory.taken, 1u, memory_order_relaxed)] = entry;
         }
     }
@@ -53,32 +52,29 @@ METAL_FUNC Window list_bins(
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     sort_list(total, row.thread_number, memory);
-    Window window;
-    window.mass_before = mass_at(first - 1, memory);
-    window.mass_end = mass_at(last, memory);
-    window.count_before = count_at(first - 1, memory);
-    window.count_end = count_at(last, memory);
-    return window;
+    return taken;
 }
 
-// The token of the window at `target`.
+// The token of a bin that has `target` tokens before it, or before whose end a weight of `target` lies.
 METAL_FUNC Found find_in(
-    thread const Window& window, ulong target, bool by_count, thread const Row& row, threadgroup Memory& memory)
+    int bin, ulong target, bool by_count, thread const Range& range, thread const Row& row, device const a_t* logits,
+    threadgroup Memory& memory)
 {
-    int taken = int(window.count_end - window.count_before);
+    int taken = list_bin(bin, range, row, logits, memory);
     int first = row.thread_number * OWN_ENTRIES;
     ulong mass = 0ul;
+    ulong count_before = ulong(count_at(bin - 1, memory));
     uint number = 0u;
     for (int at = first; at < min(first + OWN_ENTRIES, taken); ++at) {
         mass += weight_of(exponent_of(value_of(memory.list[at]), row));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     sum_before(mass, number, row.thread_number, memory);
-    ulong end = window.mass_before + mass;
+    ulong end = mass_at(bin - 1, memory) + mass;
     for (int at = first; at < min(first + OWN_ENTRIES, taken); ++at) {
         ulong begin = end;
         end += weight_of(exponent_of(value_of(memory.list[at]), row));
-        if (by_count ? ulong(window.count_before) + ulong(at) == target : begin <= target && target < end) {
+        if (by_count ? count_before + ulong(at) == target : begin <= target && target < end) {
             memory.entry = memory.list[at];
             memory.mass = end;
         }
@@ -91,25 +87,16 @@ METAL_FUNC Found find_in(
     return found;
 }
 
-// The token at `target`, which lies in a bin of too many tokens; the bins are divided in turn.
+// The same where the bin has too many tokens; the bins are divided in turn.
 METAL_FUNC Found find_deep(
     int bin, ulong target, bool by_count, Range range, thread const Row& row, device const a_t* logits,
     threadgroup Memory& memory)
 {
     ulong mass = 0ul;
-    uint count = 0u;
-    Window window;
-    while (true) {
-        uint taken = count_at(bin, memory) - count_at(bin - 1, memory);
-        if (taken <= uint(CAPACITY)) {
-            window = list_bins(bin, bin, range, row, logits, memory);
-            break;
-        }
+    while (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
         ulong mass_before = mass_at(bin - 1, memory);
-        uint count_before = count_at(bin - 1, memory);
         mass += mass_before;
-        count += count_before;
-        target -= by_count ? ulong(count_before) : mass_before;
+        target -= by_count ? ulong(count_at(bin - 1, memory)) : mass_before;
         ulong first = ~0ul;
         ulong behind = ~0ul; // the last one, turned around
         for (int token = row.thread_number; token < row.length; token += THREADS) {
@@ -127,49 +114,38 @@ METAL_FUNC Found find_deep(
         while (((range.last - range.first) >> uint(range.shift)) >= ulong(BINS)) {
             ++range.shift;
         }
-        ulong likely;
-        fill_bins(likely, range, row, logits, memory);
+        fill_bins(range, row, logits, memory);
         bin = bin_with(target, by_count, row.thread_number, memory);
     }
-    Found found = find_in(window, target, by_count, row, memory);
+    Found found = find_in(bin, target, by_count, range, row, logits, memory);
     found.mass += mass;
     return found;
 }
 
-// The token that has `target` tokens before it, or before whose end a weight of `target` lies. Keeps the window for
-// later.
+// The token that has `target` tokens before it, or before whose end a weight of `target` lies.
 METAL_FUNC Found find(
-    ulong target, bool by_count, thread Range& range, thread Window& window, thread const Row& row,
-    device const a_t* logits, threadgroup Memory& memory)
+    ulong target, bool by_count, thread Range& range, thread const Row& row, device const a_t* logits,
+    threadgroup Memory& memory)
 {
-    ulong begin = by_count ? ulong(window.count_before) : window.mass_before;
-    ulong end = by_count ? ulong(window.count_end) : window.mass_end;
-    if (begin <= target && target < end) {
-        return find_in(window, target, by_count, row, memory);
-    }
-    ulong likely;
     int bin = bin_with(target, by_count, row.thread_number, memory);
     if (bin == BINS && range.bins < BINS) {
         range.bins = BINS;
-        fill_bins(likely, range, row, logits, memory);
+        fill_bins(range, row, logits, memory);
         bin = bin_with(target, by_count, row.thread_number, memory);
     }
     Found found;
-    found.is_there = bin < BINS;
+    found.entry = ~0ul;
+    found.mass = 0ul;
+    found.is_there = false;
     if (bin == BINS) {
         return found;
     }
-    if (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
-        found = find_deep(bin, target, by_count, range, row, logits, memory);
-        fill_bins(likely, range, row, logits, memory);
-        window.count_end = window.count_before; // the list has others now
-        window.mass_end = window.mass_before;
-        return found;
+    if (count_at(bin, memory) - count_at(bin - 1, memory) <= uint(CAPACITY)) {
+        return find_in(bin, target, by_count, range, row, logits, memory);
     }
-    int first = count_at(bin, memory) <= uint(CAPACITY) ? 0 : bin;
-    int last = bin_with(ulong(count_at(first - 1, memory)) + ulong(CAPACITY), true, row.thread_number, memory);
-    window = list_bins(first, max(bin, min(last, range.bins) - 1), range, row, logits, memory);
-    return find_in(window, target, by_count, row, memory);
+    found = find_deep(bin, target, by_count, range, row, logits, memory);
+    fill_bins(range, row, logits, memory);
+    return found;
 }
 
 // A weight times a word, over 2^32, rounded down.
@@ -184,15 +160,88 @@ METAL_FUNC ulong share_of(ulong mass, uint high, uint low)
     return (mass >> 32) * ulong(high) + (((mass & 0xfffffffful) * ulong(high) + share_of(mass, low)) >> 32);
 }
 
+// The last token that is kept, of all in order.
+METAL_FUNC ulong last_kept(
+    ulong own, float top_p, long top_k, thread const Row& row, device const a_t* logits, threadgroup Memory& memory)
+{
+    Range range;
+    range.first = 0ul;
+    range.last = 0ul;
+    range.shift = -1;
+    range.bins = NEAR;
+    if (top_k > 0l) {
+        // so many of the threads' best tokens are in the first bins, and with them all that are likelier
+        clear_bins(row.thread_number, memory);
+        int bin = own == ~0ul ? BINS : bin_of(exponent_of(value_of(own), row), own, range);
+        if (bin < BINS) {
+            add(bin, 0ul, memory);
+        }
+        add_up_bins(row.thread_number, memory);
+        range.bins = min(BINS, bin_with(ulong(top_k - 1l), true, row.thread_number, memory) + 1);
+    }
+    ulong mass = fill_bins(range, row, logits, memory);
+    ulong last = ~0ul;
+    if (top_k > 0l) {
+        Found found = find(ulong(top_k - 1l), true, range, row, logits, memory);
+        mass = found.is_there ? found.mass : mass;
+        last = found.entry;
+    }
+    if (top_p < 1.0f) {
+        ulong wanted = max(share_of(mass, uint(top_p * 4294967296.0f)), 1ul);
+        last = find(wanted - 1ul, false, range, row, logits, memory).entry;
+    }
+    return last;
+}
+
+// Up to which token, and from which weight on, tokens are kept.
+struct Kept {
+    ulong last;
+    ulong least;
+};
+
+// What a token weighs, where it is kept.
+METAL_FUNC ulong kept_weight(float value, int token, thread const Kept& kept, thread const Row& row)
+{
+    float exponent = exponent_of(value, row);
+    ulong found = exponent > -DEPTH && entry_of(value, token) <= kept.last ? weight_of(exponent) : 0ul;
+    return found >= kept.least ? found : 0ul;
+}
+
+// The token at a random share of what the kept ones weigh; each thread has neighbours.
+METAL_FUNC long at_share(
+    thread const Kept& kept, uint high, uint low, thread const Row& row, device const a_t* logits,
+    threadgroup Memory& memory)
+{
+    int own = (row.length + THREADS - 1) / THREADS;
+    int first = min(row.thread_number * own, row.length);
+    int end = min(first + own, row.length);
+    ulong mass = 0ul;
+    uint number = 0u;
+    for (int token = first; token < end; ++token) {
+        mass += kept_weight(float(logits[token * row.column]), token, kept, row);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum_before(mass, number, row.thread_number, memory);
+    ulong target = share_of(memory.masses[THREADS - 1], high, low);
+    for (int token = first; token < end && mass <= target; ++token) {
+        mass += kept_weight(float(logits[token * row.column]), token, kept, row);
+        if (target < mass) {
+            memory.entry = ulong(token);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return long(memory.entry);
+}
+
 METAL_FUNC long drawn(
-    int number, thread Row& row, float top_p, float min_p, long top_k, uint high, uint low, device const a_t* logits,
+    thread Row& row, float top_p, float min_p, long top_k, uint high, uint low, device const a_t* logits,
     threadgroup Memory& memory)
 {
     ulong own = ~0ul;
-    for (int token = number; token < row.length; token += THREADS) {
+    for (int token = row.thread_number; token < row.length; token += THREADS) {
         own = min(own, entry_of(float(logits[token * row.column]), token));
     }
-    ulong best = least_of(own, number, memory);
+    ulong best = least_of(own, row.thread_number, memory);
     row.highest = value_of(best);
     if (uint(best >> 32) == 0u || !(row.highest - row.highest == 0.0f)) {
         return -1l;
@@ -200,39 +249,13 @@ METAL_FUNC long drawn(
     if (row.scale == 0.0f) {
         return long(best & 0xfffffffful);
     }
-    row.least = min_p > 0.0f ? ulong(min(min_p, 1.0f) * ONE) : 0ul;
-    Range range;
-    range.first = 0ul;
-    range.last = 0ul;
-    range.shift = -1;
-    range.bins = NEAR;
-    Window window;
-    window.mass_before = 0ul;
-    window.mass_end = 0ul;
-    window.count_before = 0u;
-    window.count_end = 0u;
-    if (top_k > 0l) {
-        // so many of the threads' best tokens are in the first bins, and with them all that are likelier
-        clear_bins(number, memory);
-        int bin = own == ~0ul ? BINS : bin_of(exponent_of(value_of(own), row), own, range);
-        if (bin < BINS) {
-            add(bin, 0ul, memory);
-        }
-        add_up_bins(number, memory);
-        range.bins = min(BINS, bin_with(ulong(top_k - 1l), true, number, memory) + 1);
+    Kept kept;
+    kept.last = ~0ul;
+    kept.least = min_p > 0.0f ? ulong(min(min_p, 1.0f) * ONE) : 0ul;
+    if (top_k > 0l || top_p < 1.0f) {
+        kept.last = last_kept(own, top_p, top_k, row, logits, memory);
     }
-    ulong likely;
-    ulong mass = fill_bins(likely, range, row, logits, memory);
-    if (top_k > 0l) {
-        Found last = find(ulong(top_k - 1l), true, range, window, row, logits, memory);
-        mass = last.is_there ? last.mass : mass;
-    }
-    if (top_p < 1.0f) {
-        ulong wanted = max(share_of(mass, uint(top_p * 4294967296.0f)), 1ul);
-        mass = find(wanted - 1ul, false, range, window, row, logits, memory).mass;
-    }
-    mass = min(mass, likely);
-    return long(find(share_of(mass, high, low), false, range, window, row, logits, memory).entry & 0xfffffffful);
+    return at_share(kept, high, low, row, logits, memory);
 }
 
 kernel void draw(
@@ -256,9 +279,8 @@ kernel void draw(
     row.column = p.logits_column;
     row.highest = 0.0f;
     row.scale = limit[0];
-    row.least = 0ul;
     long token = drawn(
-        int(thread_index), row, limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row],
+        row, limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row],
         uint(word[0]), uint(word[p.words_column]), logits + at * p.logits_row, memory);
     if (thread_index == 0) {
         out[output_index(0, 0, at, p)] = out_t(epilogue(token, 0, 0, at, EPILOGUE_ARGUMENTS p));

@@ -26,7 +26,6 @@ struct Row {
     int column;
     float highest;
     float scale;
-    ulong least; // weight that is not below the share of the likeliest
 };
 
 // Which tokens are in bins: those by their exponent, or those of a part of the order, its entries divided by 2^shift.
@@ -35,14 +34,6 @@ struct Range {
     ulong last;
     int shift; // -1: by exponent
     int bins;
-};
-
-// Tokens in order in the list, and what lies before and up to the end of them.
-struct Window {
-    ulong mass_before;
-    ulong mass_end;
-    uint count_before;
-    uint count_end;
 };
 
 struct Found {
@@ -183,14 +174,12 @@ METAL_FUNC void add_up_bins(int thread_number, threadgroup Memory& memory)
 }
 
 // Fills the bins with the tokens of a range; those behind its last bin are weighed together. Gives what all of them
-// weigh, and those that are no less likely than a share of the likeliest.
+// weigh.
 METAL_FUNC ulong fill_bins(
-    thread ulong& likely, thread const Range& range, thread const Row& row, device const a_t* logits,
-    threadgroup Memory& memory)
+    thread const Range& range, thread const Row& row, device const a_t* logits, threadgroup Memory& memory)
 {
     clear_bins(row.thread_number, memory);
     ulong all = 0ul;
-    ulong enough = 0ul;
     for (int token = row.thread_number; token < row.length; token += THREADS) {
         float value = float(logits[token * row.column]);
         float exponent = exponent_of(value, row);
@@ -198,14 +187,12 @@ METAL_FUNC ulong fill_bins(
         if (bin < BINS) {
             ulong weight = weight_of(exponent);
             all += weight;
-            enough += weight >= row.least ? weight : 0ul;
             if (bin < range.bins) {
                 add(bin, weight, memory);
             }
         }
     }
     add_up_bins(row.thread_number, memory);
-    likely = sum_of(enough, row.thread_number, memory);
     return sum_of(all, row.thread_number, memory);
 }
 

@@ -141,7 +141,8 @@ def draw(logits: Tensor, limits: Tensor, top_k: Tensor, words: Tensor) -> Tensor
     rounded down. In the order of weight, of equal logits the first before the others, the first `top_k` tokens are
     kept; of these the fewest that have the share ``top_p`` of their weight; and of these the ones that have at least
     the share ``min_p`` of the first one's weight. Their weight times a random share of 64 bits, rounded down, is the
-    most that the tokens before the drawn one weigh. All sums are of integers, so that it depends on no order of theirs.
+    most that those of a lower number than the drawn one weigh. All sums are of integers, so that it depends on no order
+    of theirs.
 
     Args:
         logits: Floating point [R, V].

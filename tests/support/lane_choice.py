@@ -96,6 +96,13 @@ class _Order(NamedTuple):
     kept: int
     limit_margin: float
 
+    def weights_by_number(self) -> NDArray[np.int64]:
+        """What each token weighs, 0 where the limits do not allow it."""
+        ends = np.minimum(np.array(self.ends), self.kept)
+        result = np.zeros(len(ends), np.int64)
+        result[self.tokens] = np.diff(ends, prepend=0)
+        return result
+
 
 def _ordered(logits: NDArray[np.float64], sampling: LaneSampling) -> _Order:
     exponents = (logits - logits.max()) / sampling.temperature
@@ -119,10 +126,7 @@ def _ordered(logits: NDArray[np.float64], sampling: LaneSampling) -> _Order:
 def probabilities(logits: NDArray[Any], sampling: LaneSampling) -> NDArray[np.float64]:
     """How likely each token is to be chosen, without bias, mask and penalties."""
     order = _ordered(logits.astype(np.float64), sampling)
-    ends = np.minimum(np.array(order.ends, np.float64), order.kept)
-    result = np.zeros(len(logits))
-    result[order.tokens] = np.diff(ends, prepend=0.0) / order.kept
-    return result
+    return order.weights_by_number() / order.kept
 
 
 def wanted(
@@ -144,8 +148,8 @@ def wanted(
     order = _ordered(adjusted, sampling)
     high, low = random_words(sampling.seed, position)
     target = order.kept * (high << 32 | low) >> 64
-    place = int(np.searchsorted(order.ends, target, "right"))
-    before = order.ends[place - 1] if place else 0
-    whole = float(order.ends[-1])
-    margin = min(target - before if place else whole, order.ends[place] - target) / whole
-    return Wanted(int(order.tokens[place]), margin, order.limit_margin)
+    ends = order.weights_by_number().cumsum().tolist()
+    place = int(np.searchsorted(ends, target, "right"))
+    before, whole = ends[place - 1] if place else 0, float(order.ends[-1])
+    margin = min(target - before if place else whole, ends[place] - target) / whole
+    return Wanted(place, margin, order.limit_margin)
