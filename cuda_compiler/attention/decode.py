@@ -28,7 +28,7 @@ from cuda_compiler.attention.sizes import (
     suits_warps,
 )
 from cuda_compiler.devices import cluster_cores, offers
-from cuda_compiler.early_launches import EarlyLaunch, runs_beside
+from cuda_compiler.early_launches import EarlyLaunch
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
@@ -108,7 +108,6 @@ class Division:
         clusters: Clusters that share the positions of a head of keys.
         depth: Pieces that a warp has on their way.
         parts: Groups that the query heads of a head of keys are divided into; each reads the keys.
-        beside: Whether blocks of other launches are to find room beside its own.
     """
 
     problem: Attention
@@ -118,7 +117,6 @@ class Division:
     clusters: int
     depth: int
     parts: int
-    beside: bool = False
 
     @property
     def shared(self) -> int:
@@ -203,8 +201,6 @@ def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) 
     fresh = count_of_new(problem)
     if division is None or fresh is None:
         return None
-    if runs_beside(lowering):
-        division = replace(division, depth=1, beside=True)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
     kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t"}
     functions = functions_of(problem, lowering, one_place=False)
@@ -251,7 +247,7 @@ def launch_of(
         flops=problem.flops,
         prologues={"fresh": functions.prologue},
         shared_bytes=division.shared_bytes,
-        extension=cluster_along_x(division.cluster, division.beside),
+        extension=cluster_along_x(division.cluster),
         hurries=early,
     )
 

@@ -9,6 +9,7 @@
 // Blocks of a cluster walk over tokens of their own, tell each other what they found, and then all know the same.
 // Grid: PARTS for each row in x. Block: THREADS.
 constexpr int FEW = 256; // entries that are sorted in shared memory
+constexpr int FEW_EACH = 40; // tokens of a thread that are sooner put into bins than it is known which
 
 // Gathers what the blocks of the row have listed; returns how many tokens that is.
 __device__ __forceinline__ int gather_list(Memory& memory)
@@ -183,7 +184,8 @@ __device__ float highest_of(float own, Memory& memory)
 __device__ __noinline__ Entry last_kept(float own, float top_p, int64 top_k, const Row& row, Memory& memory)
 {
     Range range = {0ull, 0ull, -1, NEAR};
-    if (top_k > 0) {
+    bool is_narrow = top_k > 0 && row.length > FEW_EACH * PARTS * THREADS;
+    if (is_narrow) {
         // so many of the threads' best tokens are in the first bins, and with them all that are likelier
         clear_bins(memory);
         float distance = distance_of(own, row);
@@ -193,7 +195,7 @@ __device__ __noinline__ Entry last_kept(float own, float top_p, int64 top_k, con
         add_up_bins(0ull, memory);
         range.bins = min(BINS, bin_with(uint64(top_k - 1), true, memory) + 1);
     }
-    uint64 mass = fill_bins(top_k <= 0, range, row, memory);
+    uint64 mass = fill_bins(!is_narrow, range, row, memory);
     Entry last = ~0ull;
     if (top_k > 0) {
         Found found = find(uint64(top_k - 1), true, range, row, memory);
@@ -207,16 +209,20 @@ __device__ __noinline__ Entry last_kept(float own, float top_p, int64 top_k, con
     return last;
 }
 
-// What a token weighs, where it is kept.
+// Which tokens are kept: up to the last one of all in order, and from a weight on.
 struct Kept {
-    Entry last;
-    uint64 least;
+    float value;
+    int token;
+    float least;
 
-    __device__ __forceinline__ uint64 weight(float value, int token, const Row& row) const
+    __device__ __forceinline__ Weight weight(float found, int at, const Row& row) const
     {
-        float distance = distance_of(value, row);
-        uint64 found = distance < float(BINS) && entry_of(value, token) <= last ? weight_of(distance) : 0ull;
-        return found >= least ? found : 0ull;
+        float distance = distance_of(found, row);
+        if (distance < float(BINS) && (found > value || (found == value && at <= token))) {
+            float scaled = scaled_weight(distance);
+            return scaled >= least ? rounded(scaled) : Weight{0u, 0u};
+        }
+        return {0u, 0u};
     }
 };
 
@@ -226,7 +232,7 @@ __device__ __forceinline__ int64 at_share(const Kept& kept, uint high, uint low,
     int lane = int(threadIdx.x) % 32;
     uint64 mass = 0ull, all = 0ull, before = 0ull;
     uint number = 0u;
-    walk(row, [&](float value, int token) { mass += kept.weight(value, token, row); });
+    walk(row, [&](float value, int token) { mass += kept.weight(value, token, row).whole(); });
     uint64 own = mass;
     uint64 of_block = sum_before(mass, number, memory);
     exchange(OF_ALL, of_block, 0ull, memory, [&](int rank, const Pair& block) {
@@ -242,7 +248,7 @@ __device__ __forceinline__ int64 at_share(const Kept& kept, uint high, uint low,
             Pack<a_t, CHUNK> pack = load_pack<CHUNK>(row.logits + (long long)(min(chunk, row.end - 1) * CHUNK) * row.column);
             #pragma unroll
             for (int u = 0; u < CHUNK; ++u) {
-                weights[u] = chunk < row.end ? kept.weight(float(pack[u]), chunk * CHUNK + u, row) : 0ull;
+                weights[u] = chunk < row.end ? kept.weight(float(pack[u]), chunk * CHUNK + u, row).whole() : 0ull;
                 sum += weights[u];
             }
             uint64 place = sum;
@@ -288,9 +294,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
         row.bins = min(scale * PER_UNIT, 3.4028234e38f);
         float top_p = limit[p.limits_column], min_p = limit[2 * p.limits_column];
         int64 most = top_k[at * p.top_k_row];
-        Kept kept = {~0ull, min_p > 0.0f ? uint64(min(min_p, 1.0f) * ONE) : 0ull};
+        Kept kept = {-__uint_as_float(0x7f800000u), 0, min_p > 0.0f ? floorf(min(min_p, 1.0f) * ONE) : 0.0f};
         if (most > 0 || top_p < 1.0f) {
-            kept.last = last_kept(own, top_p, most, row, memory);
+            Entry last = last_kept(own, top_p, most, row, memory);
+            if (last != ~0ull) {
+                kept.value = value_of(last), kept.token = int(last & ALL_LANES);
+            }
         }
         value[0] = at_share(kept, uint(word[0]), uint(word[p.words_column]), row, memory);
         is_mine = value[0] >= 0;

@@ -1,7 +1,7 @@
 // Tokens of a row, counted and weighed in bins along their order (see `draw`).
 constexpr float PER_UNIT = 48.0f; // bins of an exponent of 1: behind BINS of them nothing has a weight
 constexpr float PER_BIN = -1.44269504f / PER_UNIT; // of the binary exponent
-constexpr int NEAR = 432; // bins that most of the weight lies in; the weight of a token behind them has 32 bits
+constexpr int NEAR = 432; // bins that most of the weight lies in
 constexpr int OWN_BINS = 4, OWN_ENTRIES = CAPACITY / THREADS, SHARED_BINS = BINS / PARTS;
 constexpr int WARPS = THREADS / 32;
 constexpr int AHEAD = 4; // chunks that a thread loads at a time
@@ -88,7 +88,20 @@ __device__ __forceinline__ float scaled_weight(float distance)
     return power_of_two(distance * PER_BIN) * ONE;
 }
 
-__device__ __forceinline__ uint64 weight_of(float distance) { return uint64(scaled_weight(distance)); }
+// Rounded down, as two numbers: conversions of 64 bits take several times as long.
+struct Weight {
+    uint high, low; // in units of 2^20, and what is left
+
+    __device__ __forceinline__ uint64 whole() const { return (uint64(high) << 20) + low; }
+};
+
+__device__ __forceinline__ Weight rounded(float scaled)
+{
+    uint high = uint(scaled * 0x1p-20f);
+    return {high, uint(scaled - float(high) * 0x1p20f)};
+}
+
+__device__ __forceinline__ uint64 weight_of(float distance) { return rounded(scaled_weight(distance)).whole(); }
 
 __device__ __forceinline__ int bin_of(float value, int token, const Range& range, const Row& row)
 {
@@ -315,13 +328,9 @@ __device__ __noinline__ uint64 fill_bins(bool weighs_rest, const Range& range, c
         walk(row, [&](float value, int) {
             float distance = distance_of(value, row);
             if (distance < last) {
-                float scaled = scaled_weight(distance);
-                uint64 weight;
+                uint64 weight = weight_of(distance);
                 if (distance < end) {
-                    weight = uint64(scaled);
                     add(int(distance), weight, memory);
-                } else {
-                    weight = distance < float(NEAR) ? uint64(scaled) : uint64(uint(scaled));
                 }
                 all += weight;
             }

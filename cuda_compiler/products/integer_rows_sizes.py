@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, CodedTiles
-from npu_compiler.integers import ceil_div
+from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
 __all__ = ["IntegerRows", "IntegerRowsCosts", "Work", "integer_rows_sizes"]
@@ -14,6 +14,7 @@ __all__ = ["IntegerRows", "IntegerRowsCosts", "Work", "integer_rows_sizes"]
 _CLOSE = 1.02  # what differs less from the quickest is as quick
 _BANKS = 16  # bytes between rows that would begin in the same one
 _BARRIERS = 16  # of a block, one of which all threads share
+_OF_TEAMS = (8, 16)  # warps of a block with several teams: other numbers of them were slower, for an unknown reason
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
         beside_warps, beside_bytes: Of a block at the most that has all its codes on their way, where blocks of other
             launches can be beside it: it then begins long before its vector is there.
         in_flight: Bytes that all blocks ask for ahead of their vector at the most: what they load then waits for them.
+        short_in_flight, long_bytes: The same where multiprocessors have many tiles each of a matrix of fewer bytes, so
+            that there is room for the next launch.
         step: Clocks that a step takes a warp.
         tile: What it costs to put the parts of a tile together, in steps.
     """
@@ -36,6 +39,8 @@ class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
     beside_warps: int
     beside_bytes: int
     in_flight: float
+    short_in_flight: float
+    long_bytes: float
     step: float
     tile: float
 
@@ -148,15 +153,19 @@ def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
 def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[IntegerRows]:
     own_tiles = ceil_div(work.tiles, min(work.tiles, device.cores))
     least = min(costs.least_warps, own_tiles * work.bundles)
-    for teams in range(1, min(costs.warps, own_tiles) + 1):
+    is_short = own_tiles >= _OF_TEAMS[0] and work.all_bytes < costs.long_bytes
+    most_in_flight = costs.short_in_flight if is_short else costs.in_flight
+    for teams in range(1, min(costs.warps, power_of_two(own_tiles)) + 1):
         most = costs.warps // teams if teams < _BARRIERS else 1
         for warps_k in range(1, min(most, work.bundles) + 1):
             one = IntegerRows(teams, warps_k, 1)
+            if teams > 1 and one.warps not in _OF_TEAMS:
+                continue
             for stages in range(1, one.turns(work, device) * one.steps(work) + 1):
                 found = IntegerRows(teams, warps_k, stages)
                 if (
                     found.shared_bytes(work, device) > costs.shared_bytes
-                    or found.in_flight(work, device) > costs.in_flight
+                    or found.in_flight(work, device) > most_in_flight
                 ):
                     break
                 if found.warps >= least:

@@ -101,20 +101,20 @@ METAL_FUNC void add(int bin, ulong mass, threadgroup Memory& memory)
     }
 }
 
-// What the threads before this one have; all of it stands behind the last one.
+// What the threads before this one have; all of it stands behind the last one. One thread adds up, which takes no
+// longer than a barrier for each doubling.
 METAL_FUNC void sum_before(thread ulong& mass, thread uint& number, int thread_number, threadgroup Memory& memory)
 {
     memory.masses[thread_number] = mass;
     memory.numbers[thread_number] = number;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int distance = 1; distance < THREADS; distance *= 2) {
-        ulong mass_before = thread_number >= distance ? memory.masses[thread_number - distance] : 0ul;
-        uint number_before = thread_number >= distance ? memory.numbers[thread_number - distance] : 0u;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        memory.masses[thread_number] += mass_before;
-        memory.numbers[thread_number] += number_before;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_number == 0) {
+        for (int other = 1; other < THREADS; ++other) {
+            memory.masses[other] += memory.masses[other - 1];
+            memory.numbers[other] += memory.numbers[other - 1];
+        }
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     mass = memory.masses[thread_number] - mass;
     number = memory.numbers[thread_number] - number;
 }
@@ -134,12 +134,12 @@ METAL_FUNC ulong least_of(ulong entry, int thread_number, threadgroup Memory& me
     threadgroup_barrier(mem_flags::mem_threadgroup);
     memory.masses[thread_number] = entry;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int distance = THREADS / 2; distance > 0; distance /= 2) {
-        if (thread_number < distance) {
-            memory.masses[thread_number] = min(memory.masses[thread_number], memory.masses[thread_number + distance]);
+    if (thread_number == 0) {
+        for (int other = 1; other < THREADS; ++other) {
+            memory.masses[0] = min(memory.masses[0], memory.masses[other]);
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     ulong least = memory.masses[0];
     threadgroup_barrier(mem_flags::mem_threadgroup);
     return least;

@@ -28,6 +28,8 @@ SAMPLINGS = [
     LaneSampling(1.0, top_k=700, seed=5),
     LaneSampling(1e-30, top_k=3, seed=6),
     LaneSampling(3.0, top_p=1e-9, seed=7),
+    LaneSampling(0.1, top_k=4900, top_p=0.9, seed=8),
+    LaneSampling(1.0, top_k=1 << 40, top_p=0.5, seed=9),
 ]
 VOCABULARY = 5000
 NEAR = 1e-5

@@ -10,9 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 import npu_compiler
+from npu_compiler.dtypes import BFLOAT16
 from npu_compiler.errors import DeviceError
 from npu_compiler.graph.next_token import NO_NUMBER, next_token_ir
+from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime import Device, Executor, Generator, NPUBuffer
+from npu_text.batching.choosing import LaneChooser, LaneRow
+from npu_text.batching.engine import LaneSampling
 from npu_text.device_decoding import decode_on_device
 from npu_text.sampling import Sampler, Sampling
 from tests.support.decoders import Decoder, fill_weights
@@ -76,6 +80,23 @@ def test_device_and_host_choose_alike(vocabulary: int, device: Device, rng: np.r
         logits = rounded(rng.standard_normal(vocabulary) * (3 if number % 2 else 0.2))
         others += choice(logits, sampler, number % PLACES) != sampler.choose(logits, number % PLACES + 1)
     assert others <= 1, "weights round otherwise"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_lane_of_a_server_draws_the_same(options: dict[str, Any], device: Device, rng: np.random.Generator) -> None:
+    chooser, choice, sampler = (
+        LaneChooser(device, 320, "bfloat16", 1),
+        Choice(device, 320),
+        Sampler(Sampling(**options, seed=9)),
+    )
+    given = {name: value for name, value in options.items() if value}
+    chooser.begin(0, LaneSampling(**given, seed=9), [])
+    spec = BufferSpec("logits", BFLOAT16, BFLOAT16, dense((1, 320)))
+    for position in range(PLACES):
+        logits = rounded(rng.standard_normal(320) * 2)
+        buffer = NPUBuffer.from_numpy(logits.reshape(1, -1), device, spec=spec)
+        (chosen,) = chooser.choose(buffer, [LaneRow(0, position + 1)])()
+        assert chosen.token == choice(logits, sampler, position)
 
 
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[2], OPTIONS[7]], ids=str)
