@@ -31,7 +31,7 @@ DRAW = KernelTemplate(
     threads=_THREADS,
     shared_bytes=None,
     before="draw_entries.cuh",
-    files="tensor_cores.cuh clusters.cuh sort_network.cuh sort_registers.cuh draw_bins.cuh",
+    files="tensor_cores.cuh clusters.cuh sort_network.cuh sort_registers.cuh draw_bins.cuh draw_list.cuh",
 )
 
 

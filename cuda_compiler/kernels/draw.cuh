@@ -8,89 +8,20 @@
 //
 // Blocks of a cluster walk over tokens of their own, tell each other what they found, and then all know the same.
 // Grid: PARTS for each row in x. Block: THREADS.
-constexpr int FEW = 256; // entries that are sorted in shared memory
 constexpr int FEW_EACH = 40; // tokens of a thread that are sooner put into bins than it is known which
 
-// Gathers what the blocks of the row have listed; returns how many tokens that is.
-__device__ __forceinline__ int gather_list(Memory& memory)
-{
-    __syncthreads();
-#if PARTS > 1
-    int ends[PARTS], taken = 0;
-    exchange(OF_BINS, memory.taken, 0ull, memory, [&](int rank, const Pair& of_block) {
-        taken += int(of_block.first);
-        ends[rank] = taken;
-    });
-    for (int at = int(threadIdx.x); at < taken; at += THREADS) {
-        int rank = 0, begin = 0;
-        #pragma unroll
-        for (int other = 0; other + 1 < PARTS; ++other) {
-            bool is_behind = at >= ends[other];
-            rank += is_behind;
-            begin = is_behind ? ends[other] : begin;
-        }
-        Pair entries;
-        load_of_block(memory.own + (at - begin) / 2 * 2, rank, entries);
-        memory.list[at] = (at - begin) % 2 == 0 ? entries.first : entries.second;
-    }
-    synchronize_row();
-    return taken;
-#else
-    return int(memory.taken);
-#endif
-}
-
-// Puts the tokens of a bin in order; there are no more of them than the list holds. Returns how many there are.
-__device__ __noinline__ int list_bin(int bin, const Range& range, const Row& row, Memory& memory)
-{
-    Entry* own = PARTS > 1 ? memory.own : memory.list;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        memory.taken = 0u;
-    }
-    __syncthreads();
-    walk(row, [&](float value, int token) {
-        if (bin_of(value, token, range, row) == bin) {
-            own[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
-        }
-    });
-    int taken = gather_list(memory), total = 2;
-    while (total < taken) {
-        total *= 2;
-    }
-    if (total > FEW) {
-        total = CAPACITY;
-    }
-    for (int at = taken + int(threadIdx.x); at < total; at += THREADS) {
-        memory.list[at] = ~0ull;
-    }
-    __syncthreads();
-    if (total <= FEW) {
-        sort_runs(memory.list, total, total);
-    } else {
-        Entry entries[ITEMS];
-        #pragma unroll
-        for (int item = 0; item < ITEMS; ++item) {
-            entries[item] = memory.list[int(threadIdx.x) * ITEMS + item];
-        }
-        sort_registers(entries, memory.list);
-    }
-    return taken;
-}
-
-// The token of a bin that has `target` tokens before it, or before whose end a weight of `target` lies.
+// The token of the window that has `target` tokens before it, or before whose end a weight of `target` lies.
 __device__ __noinline__ Found find_in(
-    int bin, uint64 target, bool by_count, const Range& range, const Row& row, Memory& memory)
+    const Window& window, uint64 target, bool by_count, const Row& row, Memory& memory)
 {
-    int taken = list_bin(bin, range, row, memory);
-    int first = int(threadIdx.x) * OWN_ENTRIES, end = min(first + OWN_ENTRIES, taken);
-    uint64 mass = 0ull, count_before = count_at(bin - 1, memory);
+    int first = int(threadIdx.x) * OWN_ENTRIES, end = min(first + OWN_ENTRIES, window.taken);
+    uint64 mass = 0ull, count_before = count_at(window.first - 1, memory);
     uint number = 0u;
     for (int at = first; at < end; ++at) {
         mass += weight_of(distance_of(value_of(memory.list[at]), row));
     }
     sum_before(mass, number, memory);
-    uint64 reached = mass_at(bin - 1, memory) + mass;
+    uint64 reached = mass_at(window.first - 1, memory) + mass;
     for (int at = first; at < end; ++at) {
         uint64 begin = reached;
         reached += weight_of(distance_of(value_of(memory.list[at]), row));
@@ -103,7 +34,7 @@ __device__ __noinline__ Found find_in(
     return {memory.entry, memory.mass, true};
 }
 
-// The same where the bin has too many tokens; the bins are divided in turn.
+// The same of a bin that has too many tokens; the bins are divided in turn.
 __device__ __noinline__ Found find_deep(
     int bin, uint64 target, bool by_count, Range range, const Row& row, Memory& memory)
 {
@@ -127,13 +58,15 @@ __device__ __noinline__ Found find_deep(
         fill_bins(true, range, row, memory);
         bin = bin_with(target, by_count, memory);
     }
-    Found found = find_in(bin, target, by_count, range, row, memory);
+    Found found = find_in(list_bins(bin, bin, range, row, memory), target, by_count, row, memory);
     found.mass += mass;
     return found;
 }
 
-// The token that has `target` tokens before it, or before whose end a weight of `target` lies.
-__device__ __noinline__ Found find(uint64 target, bool by_count, Range& range, const Row& row, Memory& memory)
+// The token that has `target` tokens before it, or before whose end a weight of `target` lies. Where that is looked for
+// by number all likelier ones are listed too, if there is room: what is looked for next is mostly among them.
+__device__ __noinline__ Found find(
+    uint64 target, bool by_count, Range& range, Window& window, const Row& row, Memory& memory)
 {
     int bin = bin_with(target, by_count, memory);
     if (bin == BINS && range.bins < BINS) {
@@ -144,12 +77,16 @@ __device__ __noinline__ Found find(uint64 target, bool by_count, Range& range, c
     if (bin == BINS) {
         return {~0ull, 0ull, false};
     }
-    if (count_at(bin, memory) - count_at(bin - 1, memory) <= uint(CAPACITY)) {
-        return find_in(bin, target, by_count, range, row, memory);
+    if (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
+        Found found = find_deep(bin, target, by_count, range, row, memory);
+        fill_bins(true, range, row, memory);
+        return found;
     }
-    Found found = find_deep(bin, target, by_count, range, row, memory);
-    fill_bins(true, range, row, memory);
-    return found;
+    if (bin < window.first || bin > window.last) {
+        int first = by_count && count_at(bin, memory) <= uint(CAPACITY) ? 0 : bin;
+        window = list_bins(first, bin, range, row, memory);
+    }
+    return find_in(window, target, by_count, row, memory);
 }
 
 // A weight times a word, over 2^32, rounded down.
@@ -174,8 +111,8 @@ __device__ float highest_of(float own, Memory& memory)
     }
     __syncthreads();
     own = warp_max<32>(threadIdx.x % 32 < WARPS ? shared[threadIdx.x % 32] : own);
-    exchange(OF_HIGHEST, __float_as_uint(own), 0ull, memory, [&](int, const Pair& of_block) {
-        own = combine_max(own, __uint_as_float(uint(of_block.first)));
+    exchange(OF_HIGHEST, __float_as_uint(own), memory, [&](int, uint64 of_block) {
+        own = combine_max(own, __uint_as_float(uint(of_block)));
     });
     return own;
 }
@@ -197,14 +134,15 @@ __device__ __noinline__ Entry last_kept(float own, float top_p, int64 top_k, con
     }
     uint64 mass = fill_bins(!is_narrow, range, row, memory);
     Entry last = ~0ull;
+    Window window = {0, -1, 0};
     if (top_k > 0) {
-        Found found = find(uint64(top_k - 1), true, range, row, memory);
+        Found found = find(uint64(top_k - 1), true, range, window, row, memory);
         mass = found.is_there ? found.mass : mass;
         last = found.entry;
     }
     if (top_p < 1.0f) {
         uint64 wanted = max(share_of(mass, uint(top_p * 4294967296.0f)), 1ull);
-        last = find(wanted - 1, false, range, row, memory).entry;
+        last = find(wanted - 1, false, range, window, row, memory).entry;
     }
     return last;
 }
@@ -215,53 +153,67 @@ struct Kept {
     int token;
     float least;
 
-    __device__ __forceinline__ Weight weight(float found, int at, const Row& row) const
+    __device__ __forceinline__ uint64 weight(float found, int at, const Row& row) const
     {
         float distance = distance_of(found, row);
-        if (distance < float(BINS) && (found > value || (found == value && at <= token))) {
-            float scaled = scaled_weight(distance);
-            return scaled >= least ? rounded(scaled) : Weight{0u, 0u};
-        }
-        return {0u, 0u};
+        bool is_kept = distance < float(BINS) && (found > value || (found == value && at <= token));
+        float scaled = is_kept ? scaled_weight(distance) : 0.0f;
+        return whole_weight(scaled >= least ? scaled : 0.0f);
     }
 };
 
 // The token at a random share of what the kept ones weigh, for the one thread that has it; -1 for the others.
 __device__ __forceinline__ int64 at_share(const Kept& kept, uint high, uint low, const Row& row, Memory& memory)
 {
-    int lane = int(threadIdx.x) % 32;
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
     uint64 mass = 0ull, all = 0ull, before = 0ull;
     uint number = 0u;
-    walk(row, [&](float value, int token) { mass += kept.weight(value, token, row).whole(); });
+    auto may_keep = [&](const Chunk& chunk) {
+        bool any = false;
+        #pragma unroll
+        for (int u = 0; u < CHUNK; ++u) {
+            any |= float(chunk[u]) >= kept.value;
+        }
+        return any;
+    };
+    walk(row, may_keep, [&](float value, int token) { mass += kept.weight(value, token, row); });
     uint64 own = mass;
     uint64 of_block = sum_before(mass, number, memory);
-    exchange(OF_ALL, of_block, 0ull, memory, [&](int rank, const Pair& block) {
-        before += rank < int(blockIdx.x) % PARTS ? block.first : 0ull;
-        all += block.first;
+    exchange(OF_ALL, of_block, memory, [&](int rank, uint64 block) {
+        before += rank < int(blockIdx.x) % PARTS ? block : 0ull;
+        all += block;
     });
     uint64 target = share_of(all, high, low);
-    uint64 reached = before + __shfl_sync(ALL_LANES, mass, 0), end = before + __shfl_sync(ALL_LANES, mass + own, 31);
+    if (target < before || target - before >= of_block) {
+        return -1;
+    }
+    target -= before;
+    uint64 end = __shfl_sync(ALL_LANES, mass + own, 31);
+    if (lane == 0 && mass <= target && target < end) {
+        memory.place = warp;
+        memory.mass = mass;
+    }
+    __syncthreads();
+    target -= memory.mass;
+    int first = row.begin + (memory.place - warp) * row.step, last = min(first + row.step, row.length / CHUNK);
     int64 found = -1;
-    if (reached <= target && target < end) { // the same for all of a warp, whose tokens are taken in their order
-        for (int chunk = row.begin + lane; chunk - lane < row.end; chunk += 32) {
-            uint64 weights[CHUNK], sum = 0ull;
-            Pack<a_t, CHUNK> pack = load_pack<CHUNK>(row.logits + (long long)(min(chunk, row.end - 1) * CHUNK) * row.column);
-            #pragma unroll
-            for (int u = 0; u < CHUNK; ++u) {
-                weights[u] = chunk < row.end ? kept.weight(float(pack[u]), chunk * CHUNK + u, row).whole() : 0ull;
-                sum += weights[u];
-            }
-            uint64 place = sum;
-            add_lanes_before(place, number);
-            uint64 whole = __shfl_sync(ALL_LANES, place, 31);
-            place += reached - sum;
-            #pragma unroll
-            for (int u = 0; u < CHUNK; ++u) {
-                found = place <= target && target < place + weights[u] ? chunk * CHUNK + u : found;
-                place += weights[u];
-            }
-            reached += whole;
+    for (int chunk = first + int(threadIdx.x); chunk - int(threadIdx.x) < last; chunk += THREADS) {
+        uint64 weights[CHUNK], sum = 0ull;
+        int place = min(chunk, last - 1) * CHUNK;
+        Chunk pack = load_pack<CHUNK>(row.logits + (long long)place * row.column);
+        #pragma unroll
+        for (int u = 0; u < CHUNK; ++u) {
+            weights[u] = chunk < last ? kept.weight(float(pack[u]), place + u, row) : 0ull;
+            sum += weights[u];
         }
+        uint64 reached = sum;
+        uint64 whole = sum_before(reached, number, memory);
+        #pragma unroll
+        for (int u = 0; u < CHUNK; ++u) {
+            found = reached <= target && target < reached + weights[u] ? place + u : found;
+            reached += weights[u];
+        }
+        target -= whole; // behind all others it is larger than any sum
     }
     return found;
 }
@@ -278,8 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
     long long at = int(blockIdx.x) / PARTS;
     const float* limit = limits + at * p.limits_row;
     const int64* word = words + at * p.words_row;
-    int begin = (part * WARPS + int(threadIdx.x) / 32) * own_chunks;
-    Row row = {logits + at * p.logits_row, p.length, p.logits_column, begin, min(begin + own_chunks, chunks), 0.0f, 0.0f};
+    int begin = (part * WARPS + int(threadIdx.x) / 32) * own_chunks, end = min(begin + own_chunks, chunks);
+    Row row = {logits + at * p.logits_row, p.length, p.logits_column, own_chunks, begin, end, 0.0f, 0.0f};
 
     float own = -__uint_as_float(0x7f800000u), scale = limit[0];
     walk(row, [&](float value, int) { own = combine_max(own, value); });

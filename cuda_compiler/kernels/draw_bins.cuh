@@ -10,7 +10,7 @@ constexpr uint ALL_LANES = 0xffffffffu;
 static_assert(SHARED_BINS * PARTS == BINS && SHARED_BINS % OWN_BINS == 0, "blocks share the bins");
 static_assert(BINS <= THREADS * OWN_BINS && OWN_ENTRIES == ITEMS && RUN == CAPACITY, "threads have all of them");
 
-// Two numbers that the blocks of a row tell each other.
+// What is read of another block at a time; a number that the blocks of a row tell each other is the first.
 struct __align__(16) Pair {
     uint64 first, second;
 };
@@ -39,7 +39,7 @@ constexpr int OF_HIGHEST = 0, OF_BINS = 1, OF_ALL = 2; // places of what blocks 
 struct Row {
     const a_t* logits;
     int length, column;
-    int begin, end;       // chunks of this warp
+    int step, begin, end; // chunks of a warp, and which this one has
     float highest, bins;  // of a difference of 1 from the highest logit
 };
 
@@ -50,18 +50,25 @@ struct Range {
     int bins;
 };
 
+// Bins whose tokens are in the list, in order; none where the last one is ahead of the first.
+struct Window {
+    int first, last, taken;
+};
+
 struct Found {
     Entry entry;
     uint64 mass; // up to the end of it
     bool is_there;
 };
 
-// Calls `visit` for this thread's logits of the row.
-template <typename Visit>
-__device__ __forceinline__ void walk(const Row& row, Visit visit)
+typedef Pack<a_t, CHUNK> Chunk;
+
+// Calls `visit` for this thread's logits of the row, in chunks that `has` finds worth it.
+template <typename Has, typename Visit>
+__device__ __forceinline__ void walk(const Row& row, Has has, Visit visit)
 {
     for (int chunk = row.begin + int(threadIdx.x) % 32; chunk < row.end; chunk += 32 * AHEAD) {
-        Pack<a_t, CHUNK> packs[AHEAD];
+        Chunk packs[AHEAD];
         #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             int place = min(chunk + a * 32, row.end - 1) * CHUNK;
@@ -69,7 +76,7 @@ __device__ __forceinline__ void walk(const Row& row, Visit visit)
         }
         #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
-            if (chunk + a * 32 < row.end) {
+            if (chunk + a * 32 < row.end && has(packs[a])) {
                 #pragma unroll
                 for (int u = 0; u < CHUNK; ++u) {
                     visit(float(packs[a][u]), (chunk + a * 32) * CHUNK + u);
@@ -77,6 +84,12 @@ __device__ __forceinline__ void walk(const Row& row, Visit visit)
             }
         }
     }
+}
+
+template <typename Visit>
+__device__ __forceinline__ void walk(const Row& row, Visit visit)
+{
+    walk(row, [](const Chunk&) { return true; }, visit);
 }
 
 // How far a logit is behind the highest, in bins.
@@ -88,20 +101,20 @@ __device__ __forceinline__ float scaled_weight(float distance)
     return power_of_two(distance * PER_BIN) * ONE;
 }
 
-// Rounded down, as two numbers: conversions of 64 bits take several times as long.
-struct Weight {
-    uint high, low; // in units of 2^20, and what is left
+// A number from 0 to below 2^22, rounded down, in the last bits of a float: conversions take four times as long as sums.
+constexpr float WHOLE = 8388608.0f;
+__device__ __forceinline__ float rounded_down(float number) { return __fadd_rd(number, WHOLE); }
+__device__ __forceinline__ uint whole_of(float rounded) { return __float_as_uint(rounded) - __float_as_uint(WHOLE); }
 
-    __device__ __forceinline__ uint64 whole() const { return (uint64(high) << 20) + low; }
-};
-
-__device__ __forceinline__ Weight rounded(float scaled)
+// A weight, rounded down.
+__device__ __forceinline__ uint64 whole_weight(float scaled)
 {
-    uint high = uint(scaled * 0x1p-20f);
-    return {high, uint(scaled - float(high) * 0x1p20f)};
+    float high = rounded_down(scaled * (1.0f / 1048576.0f)); // in units of 2^20
+    float low = rounded_down(scaled - (high - WHOLE) * 1048576.0f);
+    return (uint64(whole_of(high)) << 20) + whole_of(low);
 }
 
-__device__ __forceinline__ uint64 weight_of(float distance) { return rounded(scaled_weight(distance)).whole(); }
+__device__ __forceinline__ uint64 weight_of(float distance) { return whole_weight(scaled_weight(distance)); }
 
 __device__ __forceinline__ int bin_of(float value, int token, const Range& range, const Row& row)
 {
@@ -110,7 +123,7 @@ __device__ __forceinline__ int bin_of(float value, int token, const Range& range
         return BINS;
     }
     if (range.shift < 0) {
-        return int(distance);
+        return int(whole_of(rounded_down(distance)));
     }
     Entry entry = entry_of(value, token);
     return entry >= range.first && entry <= range.last ? int((entry - range.first) >> range.shift) : BINS;
@@ -205,20 +218,20 @@ __device__ __forceinline__ void load_of_block(const void* place, int rank, T& va
 #endif
 }
 
-// Tells all blocks of the row a pair of numbers, waits for all threads, and combines what they tell. Behind another
-// wait a place is free again.
+// Tells all blocks of the row a number, waits for all threads, and combines what they tell. Behind another wait a place
+// is free again.
 template <typename Combine>
-__device__ __forceinline__ void exchange(int place, uint64 first, uint64 second, Memory& memory, Combine combine)
+__device__ __forceinline__ void exchange(int place, uint64 number, Memory& memory, Combine combine)
 {
     if (threadIdx.x == 0) {
-        memory.told[place] = {first, second};
+        memory.told[place].first = number;
     }
     synchronize_row();
     Pair found;
     load_of_block(&memory.told[place], int(threadIdx.x) % PARTS, found);
     #pragma unroll
     for (int rank = 0; rank < PARTS; ++rank) {
-        combine(rank, {__shfl_sync(ALL_LANES, found.first, rank), __shfl_sync(ALL_LANES, found.second, rank)});
+        combine(rank, __shfl_sync(ALL_LANES, found.first, rank));
     }
 }
 
@@ -240,7 +253,7 @@ __device__ Entry least_of(Entry entry, Memory& memory)
     for (int distance = 16; distance > 0; distance /= 2) {
         entry = min(entry, Entry(__shfl_xor_sync(ALL_LANES, entry, distance)));
     }
-    exchange(OF_BINS, entry, 0ull, memory, [&](int, const Pair& of_block) { entry = min(entry, of_block.first); });
+    exchange(OF_BINS, entry, memory, [&](int, uint64 of_block) { entry = min(entry, Entry(of_block)); });
     synchronize_row();
     return entry;
 }
@@ -262,7 +275,7 @@ __device__ __forceinline__ void combine_bins(Memory& memory)
     if (first < SHARED_BINS) {
         uint count[OWN_BINS] = {};
         uint64 mass[OWN_BINS] = {};
-        #pragma unroll 2
+        #pragma unroll 4
         for (int other = 0; other < PARTS; ++other) {
             uint number[4], low[4], high[4];
             load_of_block(memory.bins.counts + rank * SHARED_BINS + first, other, number);
@@ -297,7 +310,7 @@ __device__ __forceinline__ void combine_bins(Memory& memory)
 __device__ uint64 add_up_bins(uint64 weight, Memory& memory)
 {
     uint64 sum = 0ull;
-    exchange(OF_BINS, weight, 0ull, memory, [&](int, const Pair& of_block) { sum += of_block.first; });
+    exchange(OF_BINS, weight, memory, [&](int, uint64 of_block) { sum += of_block; });
     combine_bins(memory);
     int first = int(threadIdx.x) * OWN_BINS;
     uint64 mass = 0ull;
@@ -330,7 +343,7 @@ __device__ __noinline__ uint64 fill_bins(bool weighs_rest, const Range& range, c
             if (distance < last) {
                 uint64 weight = weight_of(distance);
                 if (distance < end) {
-                    add(int(distance), weight, memory);
+                    add(int(whole_of(rounded_down(distance))), weight, memory);
                 }
                 all += weight;
             }

@@ -56,9 +56,16 @@ def levels(_: float, rng: np.random.Generator) -> NDArray[Any]:
     return rng.integers(0, 2, (len(SAMPLINGS), VOCABULARY)).astype(ml_dtypes.bfloat16)
 
 
+def neighbours(deviation: float, rng: np.random.Generator) -> NDArray[Any]:
+    """The likeliest of them side by side, so that one block lists more than the others."""
+    logits = spread(deviation, rng)
+    logits[:, 300:1200] = logits.max()
+    return logits
+
+
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
 @pytest.mark.parametrize("option", [0, 1], ids=["cluster", "block"])
-@pytest.mark.parametrize(("make", "deviation"), [(spread, 0.5), (spread, 4.0), (levels, 1.0)])
+@pytest.mark.parametrize(("make", "deviation"), [(spread, 0.5), (spread, 4.0), (levels, 1.0), (neighbours, 0.3)])
 def test_draws_are_those_of_the_reference(
     make: Any, deviation: float, option: int, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,11 @@ static unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); 
 static float __int_as_float(int bits) { return bits_as<float>(bits); }
 static int __float_as_int(float value) { return bits_as<int>(value); }
 static float __saturatef(float value) { return value > 0 ? value < 1 ? value : 1 : 0; }
+static float __fadd_rd(float a, float b)
+{
+    float sum = a + b;
+    return double(sum) > double(a) + double(b) ? nextafterf(sum, -INFINITY) : sum;
+}
 static float rsqrt(float value) { return 1.0f / sqrtf(value); }
 static void __threadfence() {}
 static void __threadfence_system() {}
