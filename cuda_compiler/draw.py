@@ -26,7 +26,7 @@ _LEAST_TOKENS = 2 * _THREADS  # of a part
 DRAW = KernelTemplate(
     "draw",
     params="int length, logits_row, logits_column, limits_row, limits_column, top_k_row, words_row, words_column",
-    macros="a_t THREADS CAPACITY ITEMS RUN CHUNK PARTS BINS SHARED_BYTES",
+    macros="a_t THREADS CAPACITY WIDE PACKED ITEMS RUN CHUNK PARTS BINS SHARED_BYTES",
     inputs="logits limits top_k words",
     threads=_THREADS,
     shared_bytes=None,
@@ -72,6 +72,8 @@ def _launch(draw: Draw, parts: int, around: AnchoredGroup) -> KernelCall:
             "a_t": CUDA.storage[logits.dtype.name],
             "THREADS": _THREADS,
             "CAPACITY": _CAPACITY,
+            "WIDE": 0,
+            "PACKED": 1,
             "ITEMS": _CAPACITY // _THREADS,
             "RUN": _CAPACITY,
             "CHUNK": chunk if logits.has_chunks(chunk) else 1,
