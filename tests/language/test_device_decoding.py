@@ -13,11 +13,12 @@ import npu_compiler
 from npu_compiler.errors import DeviceError
 from npu_compiler.graph.next_token import NO_NUMBER, next_token_ir
 from npu_runtime import Device, Executor, Generator, NPUBuffer
-from npu_runtime.backend import BoundPlan, Recording
+from npu_runtime.backend import Recording
 from npu_text.device_decoding import decode_on_device
 from npu_text.generator import Decoding
 from npu_text.host_decoding import decode_on_host
 from npu_text.sampling import Sampler, Sampling
+from npu_text.step_functions import write_number
 from tests.support.decoders import Decoder, fill_weights
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -173,16 +174,41 @@ def test_a_step_that_gives_no_numbers_ends_the_text(decoding: Decoding, qwen: De
 
 def test_a_device_that_runs_ahead_decodes_by_itself(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ids(generator, PROMPT, 6)
-    recorded: list[int] = []
+    asked: list[str] = []
     backend = generator.model.device.backend
 
-    def record(bound: list[BoundPlan]) -> Recording:
-        recorded.append(len(bound))
-        return Recording(bound)
+    class Watched(Recording):
+        def launch(self) -> Any:
+            asked.append("ahead")
+            return super().launch()
 
-    monkeypatch.setattr(backend, "record", record)
+        def replay(self, *, sync: bool, stream: Any) -> None:
+            asked.append("alone")
+            Recording.launch(self)()
+
+    monkeypatch.setattr(backend, "record", lambda bound: Watched(bound))
     assert ids(generator, PROMPT, 6) == expected
-    assert recorded == [3]
+    assert asked == ["alone"] * 5
     monkeypatch.setattr(backend, "runs_ahead", True)
     assert ids(generator, PROMPT, 6) == expected
-    assert recorded == [3, 2, 2]
+    assert asked == ["alone"] * 5 + ["ahead"] * 5
+
+
+def test_the_host_writes_only_what_the_device_does_not_hold(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = write_number
+
+    def counted(buffer: NPUBuffer, number: int) -> None:
+        written.append(number)
+        write(buffer, number)
+
+    monkeypatch.setattr("npu_text.chosen_steps.write_number", counted)
+    sequence = generator.model.begin()
+    tokens = decode_on_host(sequence, GREEDY, 30)(sequence.advance(PROMPT))
+    text = [next(tokens) for _ in range(5)]
+    assert written == [text[0], len(PROMPT)]
+    sequence.advance([11])
+    text.append(next(tokens))
+    assert written == [text[0], len(PROMPT), text[4], len(PROMPT) + 5]
