@@ -15,6 +15,7 @@ from cuda_compiler.artifact.extensions import cluster_of
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
 from npu_compiler.compiler import compile
 from npu_compiler.graph.lane_tokens import Feature, lane_tokens_ir
+from npu_runtime import Device, Executor
 from npu_text.batching.engine import LaneSampling
 from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
 from tests.support.lane_choice import random_words, wanted
@@ -45,6 +46,14 @@ def clusters_of(plan: ExecutionPlan, option: int) -> list[tuple[int, int, int]]:
     return [cluster_of(call) for call in chosen.calls if isinstance(call, KernelCall)]
 
 
+def inputs_of(samplings: list[LaneSampling], position: int) -> dict[str, NDArray[Any]]:
+    return {
+        "limits": np.array([(1 / s.temperature if s.temperature else 0, s.top_p, s.min_p) for s in samplings], "f4"),
+        "top_k": np.array([s.top_k for s in samplings]),
+        "words": np.array([random_words(s.seed, position) for s in samplings]),
+    }
+
+
 def spread(deviation: float, rng: np.random.Generator) -> NDArray[Any]:
     logits = (rng.standard_normal((len(SAMPLINGS), VOCABULARY)) * deviation).astype(ml_dtypes.bfloat16)
     logits[0, :9] = -np.inf
@@ -71,12 +80,7 @@ def test_draws_are_those_of_the_reference(
 ) -> None:
     monkeypatch.setattr(cuda_compiler.draw, "_LEAST_TOKENS", 64)
     logits, count = make(deviation, rng), len(SAMPLINGS)
-    arrays = {
-        "logits": logits,
-        "limits": np.array([(1 / s.temperature if s.temperature else 0, s.top_p, s.min_p) for s in SAMPLINGS], "f4"),
-        "top_k": np.array([s.top_k for s in SAMPLINGS]),
-        "words": np.array([random_words(s.seed, 7) for s in SAMPLINGS]),
-    }
+    arrays = inputs_of(SAMPLINGS, 7) | {"logits": logits}
     plan = plan_of(count, VOCABULARY)
     assert clusters_of(plan, option) == [((8, 1, 1), (1, 1, 1))[option]]
     found = run_plan_on_host(
@@ -98,3 +102,20 @@ def test_idle_multiprocessors_share_rows(rows: int, vocabulary: int, blocks: int
 @pytest.mark.parametrize(("rows", "vocabulary"), [(67, 151_936), (256, 151_936), (1, 4000), (1, 1)])
 def test_a_block_draws_for_a_row_where_others_have_none_to_spare(rows: int, vocabulary: int) -> None:
     assert clusters_of(plan_of(rows, vocabulary), 0) == [(1, 1, 1)]
+
+
+@pytest.mark.parametrize("rows", [1, 20, 70])
+def test_draws_of_a_large_vocabulary(rows: int, device: Device, rng: np.random.Generator) -> None:
+    """By clusters of eight and of four blocks for a row, and by a block."""
+    vocabulary, kinds = 151_936, [*SAMPLINGS, LaneSampling(0.8, top_p=0.95, seed=10), LaneSampling(1.0, top_k=5000)]
+    samplings = [LaneSampling(**{**vars(kinds[row % len(kinds)]), "seed": row}) for row in range(rows)]
+    program = compile(lane_tokens_ir((rows, vocabulary), "bfloat16", rows, {Feature.DRAWN}), "cuda", "bfloat16")
+    executor = Executor(program, device)
+    for position, deviation in enumerate([0.8, 4.0] * (5 if rows == 1 else 1)):
+        if rows == 1:
+            samplings = [kinds[position + 1]]
+        logits = (rng.standard_normal((rows, vocabulary)) * deviation).astype(ml_dtypes.bfloat16)
+        outputs = executor.run(inputs_of(samplings, position) | {"logits": logits})
+        for row, sampling, token in zip(logits, samplings, outputs["tokens"].to_numpy().tolist(), strict=True):
+            expected = wanted(row.astype(np.float32), sampling, position)
+            assert token == expected.token or min(expected.margin, expected.limit_margin) < NEAR, sampling
