@@ -22,19 +22,6 @@ __device__ __forceinline__ void order_few(Entry* entries, int count)
 }
 
 #if PARTS > 1
-// How many of some entries in order are ahead of one.
-__device__ __forceinline__ int place_among(const Entry* entries, int count, Entry entry)
-{
-    int low = 0;
-    while (low < count) {
-        int middle = (low + count) / 2;
-        bool ahead = entries[middle] < entry;
-        low = ahead ? middle + 1 : low;
-        count = ahead ? count : middle;
-    }
-    return low;
-}
-
 // Merges the lists of all blocks, which are in order and end at `ends` of this block's list.
 __device__ __forceinline__ void merge_lists(const int (&ends)[PARTS], Memory& memory)
 {
@@ -43,12 +30,27 @@ __device__ __forceinline__ void merge_lists(const int (&ends)[PARTS], Memory& me
     #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
         int at = int(threadIdx.x) + item * THREADS;
+        if (item * THREADS >= ends[PARTS - 1]) {
+            break;
+        }
         entries[item] = memory.list[at < ends[PARTS - 1] ? at : 0];
+        int reached[PARTS]; // behind the entries of each list that are ahead of this one
+        #pragma unroll
+        for (int rank = 0; rank < PARTS; ++rank) {
+            reached[rank] = rank > 0 ? ends[rank - 1] : 0;
+        }
+        for (int half = FEW; half > 0; half /= 2) { // in all lists side by side, as each step waits for its load
+            #pragma unroll
+            for (int rank = 0; rank < PARTS; ++rank) {
+                int next = reached[rank] + half;
+                bool is_behind = next <= ends[rank] && memory.list[min(next, CAPACITY) - 1] < entries[item];
+                reached[rank] = is_behind ? next : reached[rank];
+            }
+        }
         places[item] = 0;
         #pragma unroll
         for (int rank = 0; rank < PARTS; ++rank) {
-            int begin = rank > 0 ? ends[rank - 1] : 0;
-            places[item] += place_among(memory.list + begin, ends[rank] - begin, entries[item]);
+            places[item] += reached[rank] - (rank > 0 ? ends[rank - 1] : 0);
         }
     }
     __syncthreads();
