@@ -29,7 +29,13 @@ _REPLAYS = 40
 _STARTS = 3
 _CACHE = 2048
 _WEIGHTS = "model.safetensors"
-_SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
+_KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature 0.8": {"temperature": 0.8, "seed": 1},
+    "temperature 0.8, top-p 0.95": {"temperature": 0.8, "top_p": 0.95, "seed": 1},
+    "temperature 0.7, top-k 20, top-p 0.8": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "seed": 1},
+    "temperature 1.0, top-k 100, top-p 0.9": {"temperature": 1.0, "top_k": 100, "top_p": 0.9, "seed": 1},
+}
 
 
 def main() -> None:
@@ -130,32 +136,30 @@ def _first_result(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _generation(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds a token by the host's clock, with the device's loop and with the host's, and of a step alone.
-
-    Greedy, and drawn at random. Drawn texts of host and device have equal random numbers, but may differ by a rounding.
-    """
+    """Milliseconds a token by the host's clock, with steps asked for ahead and one by one, and of a step alone."""
     from npu_runtime import Device, Generator
     from npu_text.host_decoding import decode_on_host
 
     generator = Generator(args.folder, Device("cuda"))
+    positions = range(_PROMPT, _PROMPT + _NEW_TOKENS, 32)
     figures: dict[str, Any] = {}
-    for name, options in (("", {}), ("sampling, ", _SAMPLING)):
+    steps = [_step_milliseconds(generator, position) for position in positions]
+    for name, options in _KINDS.items():
         texts = []
-        for chooser, decoding in (("host chooses", decode_on_host), ("device chooses", None)):
+        for way, decoding in (("one by one", decode_on_host), ("ahead", None)):
             generator._decoding = decoding
             times = []
             for _ in range(3):
                 generation = generator.generate(_prompt(_PROMPT), _NEW_TOKENS, **options)
                 texts.append([token.id for token in generation])
                 times.append(1e3 * generation.timing.decode_seconds / (_NEW_TOKENS - 1))
-            figures[f"{name}{chooser}, ms a token"] = median(times)
-        figures[f"{name}equal tokens"] = all(text == texts[0] for text in texts)
-    steps = [_step_milliseconds(generator, position) for position in range(_PROMPT, _PROMPT + _NEW_TOKENS, 32)]
-    figures["decode step on the device, ms"] = sum(steps) / len(steps)
-    for name in ("", "sampling, "):
-        figures[f"{name}ratio"] = (
-            figures[f"{name}device chooses, ms a token"] / figures["decode step on the device, ms"]
-        )
+            figures[f"{name}: {way}, ms a token"] = median(times)
+        figures[f"{name}: equal tokens"] = all(text == texts[0] for text in texts)
+    steps += [_step_milliseconds(generator, position) for position in positions]
+    step = figures["decode step on the device, ms"] = sum(steps) / len(steps)
+    for name in _KINDS:
+        figures[f"{name}: ratio"] = figures[f"{name}: ahead, ms a token"] / step
+        figures[f"{name}: one by one, us beyond the step"] = 1e3 * (figures[f"{name}: one by one, ms a token"] - step)
     return figures
 
 

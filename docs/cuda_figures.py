@@ -28,27 +28,52 @@ _CEILINGS: Mapping[str, Texts] = {
     "matmul, TFLOP/s": ("matrix product {} TFLOP/s", "행렬곱 {} TFLOP/s"),
 }
 _GENERATION: Sequence[tuple[tuple[str, str], float, str, Texts]] = (
-    (("generation", "device chooses, ms a token"), 1, "{:.3f} ms", ("wall clock per token", "토큰당 벽시계 시간")),
+    (("generation", "greedy: ahead, ms a token"), 1, "{:.3f} ms", ("wall clock per token", "토큰당 벽시계 시간")),
     (
         ("generation", "decode step on the device, ms"),
         1,
         "{:.3f} ms",
         ("decode step on the device", "장치의 디코드 단계"),
     ),
-    (("generation", "ratio"), 1, "{:.4f}", ("the former over the latter", "앞의 것과 뒤의 것의 비")),
+    (("generation", "greedy: ratio"), 1, "{:.4f}", ("the former over the latter", "앞의 것과 뒤의 것의 비")),
     (
-        ("generation", "host chooses, ms a token"),
-        1,
-        "{:.3f} ms",
-        ("wall clock per token where the host chooses it", "호스트가 토큰을 고를 때의 벽시계 시간"),
-    ),
-    (
-        ("generation", "sampling, device chooses, ms a token"),
+        ("generation", "temperature 0.8, top-p 0.95: ahead, ms a token"),
         1,
         "{:.3f} ms",
         ("wall clock per token at temperature 0.8, top-p 0.95", "온도 0.8, top-p 0.95에서 토큰당 벽시계 시간"),
     ),
-    (("generation", "sampling, ratio"), 1, "{:.4f}", ("that over the decode step", "그것과 디코드 단계의 비")),
+    (
+        ("generation", "temperature 0.8, top-p 0.95: ratio"),
+        1,
+        "{:.4f}",
+        ("that over the decode step", "그것과 디코드 단계의 비"),
+    ),
+    *(
+        (
+            ("generation", f"{kind}: one by one, us beyond the step"),
+            1,
+            "{:.0f} us",
+            (
+                f"steps asked for one by one, beyond the step: {english}",
+                f"한 단계씩 요청할 때 디코드 단계에 더해지는 시간: {korean}",
+            ),
+        )
+        for kind, english, korean in (
+            ("greedy", "greedy", "그리디"),
+            ("temperature 0.8", "temperature 0.8", "온도 0.8"),
+            ("temperature 0.8, top-p 0.95", "with top-p 0.95", "top-p 0.95까지"),
+            (
+                "temperature 0.7, top-k 20, top-p 0.8",
+                "temperature 0.7, top-k 20, top-p 0.8",
+                "온도 0.7, top-k 20, top-p 0.8",
+            ),
+            (
+                "temperature 1.0, top-k 100, top-p 0.9",
+                "temperature 1, top-k 100, top-p 0.9",
+                "온도 1, top-k 100, top-p 0.9",
+            ),
+        )
+    ),
     (("first result, s", "first token"), 1, "{:.2f} s", ("start to first token", "시작에서 첫 토큰까지")),
     (
         ("first result, s", "imports"),
