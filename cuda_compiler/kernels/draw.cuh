@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
     int begin = (part * WARPS + int(threadIdx.x) / 32) * own_chunks, end = min(begin + own_chunks, chunks);
     Row row = {logits + at * p.logits_row, p.length, p.logits_column, own_chunks, begin, end, 0.0f, 0.0f};
 
-    float own = -__uint_as_float(0x7f800000u), scale = limit[0];
+    float own = -__uint_as_float(0x7f800000u), scale = limit[0] > 0.0f ? limit[0] : 0.0f; // no bin is ahead of the first
     walk(row, [&](float value, int) { own = combine_max(own, value); });
     row.highest = highest_of(own, memory);
     int64 value[1] = {-1};

@@ -278,7 +278,7 @@ kernel void draw(
     row.length = p.length;
     row.column = p.logits_column;
     row.highest = 0.0f;
-    row.scale = limit[0];
+    row.scale = limit[0] > 0.0f ? min(limit[0], 3.4028234e38f) : 0.0f; // no bin is ahead of the first, nor a NaN
     long token = drawn(
         row, limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row],
         uint(word[0]), uint(word[p.words_column]), logits + at * p.logits_row, memory);

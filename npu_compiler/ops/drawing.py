@@ -146,8 +146,8 @@ def draw(logits: Tensor, limits: Tensor, top_k: Tensor, words: Tensor) -> Tensor
 
     Args:
         logits: Floating point [R, V].
-        limits: float32 [R, 3]: the inverse temperature, finite, 0 for the highest logit; ``top_p``, 1 or more for all;
-            ``min_p``, 0 for all.
+        limits: float32 [R, 3]: the inverse temperature, finite, 0 or less for the highest logit; ``top_p``, 1 or more
+            for all; ``min_p``, 0 for all.
         top_k: int64 [R]; 0 for all.
         words: int64 [R, 2], as of `random_words`.
     """

@@ -91,6 +91,36 @@ def test_draws_are_those_of_the_reference(
         assert token == expected.token or min(expected.margin, expected.limit_margin) < NEAR, sampling
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("option", [0, 1], ids=["cluster", "block"])
+def test_no_limit_leads_out_of_the_vocabulary(
+    option: int, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_compiler.draw, "_LEAST_TOKENS", 64)
+    nan, infinite = float("nan"), float("inf")
+    limits = [
+        (-1, 0.9, 0),
+        (nan, 0.9, 0),
+        (infinite, 0.9, 0),
+        (1, nan, nan),
+        (1, -1, -1),
+        (1, -infinite, 2),
+        (1e-45, 0.5, 0),
+    ]
+    count, logits = len(limits), spread(2.0, rng)[: len(limits)]
+    arrays = {
+        "logits": logits,
+        "limits": np.array(limits, np.float32),
+        "top_k": np.array([-5, 0, 7, 1 << 62, -(1 << 63), 3, 0]),
+        "words": np.array([random_words(row, 7) for row in range(count)]),
+    }
+    plan = plan_of(count, VOCABULARY).resolved(lambda *_: option)
+    tokens = run_plan_on_host(plan, {name: array.view(np.uint8) for name, array in arrays.items()}, tmp_path)["tokens"]
+    found, highest = tokens.view(np.int64), logits.argmax(axis=1)
+    assert ((found >= 0) & (found < VOCABULARY)).all()
+    assert (found == highest)[[0, 1, 2, 4, 5]].all(), "what is left of the likeliest"
+
+
 @pytest.mark.parametrize(
     ("rows", "vocabulary", "blocks"),
     [(1, 151_936, 8), (14, 151_936, 8), (15, 151_936, 4), (64, 151_936, 2), (65, 151_936, 2), (66, 151_936, 2)],

@@ -217,3 +217,27 @@ def test_what_no_kernel_draws_is_refused(shapes: dict[str, tuple[int, ...]], wor
     for target in ("metal", "cuda"):
         with pytest.raises(UnsupportedOpError, match=words):
             npu_compiler.compile(draw_ir(3, 4, **shapes), target, "bfloat16")
+
+
+def test_no_limit_leads_out_of_the_vocabulary(device: Device, rng: np.random.Generator) -> None:
+    nan, infinite = float("nan"), float("inf")
+    limits = [
+        (-1, 0.9, 0),
+        (nan, 0.9, 0),
+        (infinite, 0.9, 0),
+        (1, nan, nan),
+        (1, -1, -1),
+        (1, -infinite, 2),
+        (1e-45, 0.5, 0),
+    ]
+    rows, logits = len(limits), peaked(len(limits) * 700, rng).reshape(len(limits), 700)
+    inputs = {
+        "logits": logits,
+        "limits": np.array(limits, np.float32),
+        "top_k": np.array([-5, 0, 7, 1 << 62, -(1 << 63), 3, 0]),
+        "seeds": np.arange(rows),
+        "places": np.full(rows, 3),
+    }
+    found = executor(device, rows, 700).run(inputs)["tokens"].to_numpy()
+    assert ((found >= 0) & (found < 700)).all()
+    assert (found == logits.argmax(axis=1))[[0, 1, 2, 4, 5]].all(), "what is left of the likeliest"
