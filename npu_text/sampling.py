@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isqrt, nextafter
 from secrets import randbits
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError, InputError
+from npu_compiler.integers import ceil_div
 from npu_compiler.ops.drawing import words_of
 from npu_runtime.buffer import NPUBuffer
 
@@ -19,9 +20,8 @@ __all__ = ["LARGEST", "SMALLEST", "Sampler", "Sampling", "inverse_temperature", 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 """What devices compute with, beside 0."""
 
-_ONE = 2.0**40  # the weight of the likeliest token
-_WORD, _WORD_BITS = (1 << 32) - 1, 32
 _SEED_BITS = 64
+_LOOKS = 256, 4096  # tokens that are sorted for top-p; all, where those do not suffice
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sampling:
 
 
 class Sampler:
-    """Chooses the tokens of one text as `npu_tokens.draw` does, on the host.
+    """Chooses the tokens of one text as `npu_tokens.draw` does, but for roundings, on the host.
 
     Attributes:
         sampling: How.
@@ -99,30 +99,67 @@ class Sampler:
         if self.sampling.temperature == 0:
             return int(wide.argmax())
         with np.errstate(over="ignore"):  # models close tokens by the lowest number that there is
-            shares = np.exp((wide - best) * self.limits[0, 0])
-        weights = (shares * np.float64(_ONE)).astype(np.int64)  # whole numbers: sums depend on no order
-        weights[self._left_out(wide, weights)] = 0
-        ends = weights.cumsum()
+            weights = np.exp((wide - best) * self.limits[0, 0])
+        self._leave_out(wide, weights)
         high, low = words_of(int(self.seeds[0]), position)
-        drawn = int(ends[-1]) * (high << _WORD_BITS | low) >> 2 * _WORD_BITS
-        return int(np.searchsorted(ends, drawn, "right"))
+        sums = _RunningSums(weights)
+        return sums.passed(sums.whole * (high * 2.0**-32 + low * 2.0**-64))
 
-    def _left_out(self, logits: NDArray[np.float32], weights: NDArray[np.int64]) -> NDArray[np.intp]:
-        """The tokens that top-k and top-p leave out, of those that have a weight."""
-        top_k, top_p = int(self.top_k[0]), float(self.limits[0, 1])
-        some = np.flatnonzero(weights)
-        if top_p == 1 and (not top_k or top_k >= len(some)):
-            return some[:0]
-        bits = (logits[some] + np.float32(0)).view(np.uint32)  # there is one zero
-        keys = np.where(bits >> 31, bits, ~(bits | np.uint32(1 << 31))).astype(np.uint64)
-        entries = np.sort(keys << np.uint64(_WORD_BITS) | some.astype(np.uint64))
-        order = (entries & np.uint64(_WORD)).astype(np.intp)  # the likeliest first, of equal ones the first
-        kept = min(top_k or len(order), len(order))
-        if top_p < 1:
-            ends = weights[order[:kept]].cumsum()
-            least = max(int(ends[-1]) * int(top_p * (_WORD + 1)) >> _WORD_BITS, 1)
-            kept = int(np.searchsorted(ends, least)) + 1
-        return order[kept:]
+    def _leave_out(self, logits: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
+        """Takes their weight from the tokens that top-k and top-p leave out."""
+        count, top_p = min(int(self.top_k[0]) or len(logits), len(logits)), float(self.limits[0, 1])
+        if top_p == 1 and count == len(logits):
+            return
+        if top_p == 1:
+            highest = _highest(logits, count)
+        else:
+            least = top_p * float(weights.sum(dtype=np.float64)) if count == len(logits) else 0.0
+            looks = [some for some in _LOOKS if some < count] if least else []
+            for looked in (*looks, count):
+                highest = _highest(logits, looked)
+                sums = self._sums_of(highest)
+                if sums.whole > least:  # so few tokens mostly hold what is asked for
+                    break
+            count = sums.passed(nextafter(least or top_p * sums.whole, 0.0)) + 1
+        lowest = highest[count - 1]
+        weights *= logits >= lowest
+        above = np.count_nonzero(highest > lowest)
+        weights[np.flatnonzero(logits == lowest)[count - above :]] = 0  # of equal ones the first stay
+
+    def _sums_of(self, highest: NDArray[np.float32]) -> _RunningSums:
+        """Of the weights of logits in order, the highest first."""
+        with np.errstate(over="ignore"):
+            return _RunningSums(np.exp((highest - highest[0]) * self.limits[0, 0]))
+
+
+class _RunningSums:
+    """The sums of weights [N], float32, up to each of them; only those of a part of them are ever made.
+
+    Attributes:
+        whole: Of all.
+    """
+
+    def __init__(self, weights: NDArray[np.float32]) -> None:
+        columns = isqrt(len(weights) - 1) + 1
+        rows = ceil_div(len(weights), columns)
+        self._weights = np.zeros((rows, columns), np.float32)
+        self._weights.reshape(-1)[: len(weights)] = weights
+        self._ends = self._weights.sum(axis=1, dtype=np.float64).cumsum()
+        self.whole = float(self._ends[-1])
+
+    def passed(self, target: float) -> int:
+        """The first place whose sum is above a number, or above all numbers below the whole; never one of no weight."""
+        row = int(self._ends.searchsorted(min(target, nextafter(self.whole, 0.0)), "right"))
+        ends = self._weights[row].cumsum(dtype=np.float64)
+        left = target - (float(self._ends[row - 1]) if row else 0.0)
+        return row * len(ends) + int(ends.searchsorted(min(left, nextafter(float(ends[-1]), 0.0)), "right"))
+
+
+def _highest(logits: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """So many of the highest logits, the highest first."""
+    behind = len(logits) - count
+    some = np.partition(logits, behind)[behind:] if behind else logits
+    return np.sort(some)[::-1]
 
 
 def inverse_temperature(temperature: float) -> float:

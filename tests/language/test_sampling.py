@@ -90,6 +90,19 @@ def test_choices_are_those_of_the_reference(
     assert token == expected.token or min(expected.margin, expected.limit_margin) < 1e-5
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.3, 4.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.9), (None, 1.0), (40, None), (40, 0.5), (5000, 0.99)])
+def test_choices_from_a_large_vocabulary(
+    spread: float, top_k: int | None, top_p: float | None, rng: np.random.Generator
+) -> None:
+    """As sorting everything gives them; rounded, many logits are equal."""
+    logits = (rng.standard_normal(20_000) * spread).astype(np.float16).astype(np.float32)
+    for position in range(20):
+        expected = wanted(logits, LaneSampling(0.8, top_k or 0, top_p or 1.0, seed=3), position)
+        token = Sampler(Sampling(0.8, top_k, top_p, 3)).choose(logits, position)
+        assert token == expected.token or min(expected.margin, expected.limit_margin) < 1e-5
+
+
 def test_closed_tokens_are_never_chosen() -> None:
     logits = np.array([-np.inf, 0.0, -np.inf], np.float32)
     assert Sampler(Sampling(5.0, seed=3)).choose(logits, 5) == 1
