@@ -14,7 +14,6 @@ __all__ = ["IntegerRows", "IntegerRowsCosts", "Work", "integer_rows_sizes"]
 _CLOSE = 1.02  # what differs less from the quickest is as quick
 _BANKS = 16  # bytes between rows that would begin in the same one
 _BARRIERS = 16  # of a block, one of which all threads share
-_OF_TEAMS = (8, 16)  # warps of a block with several teams: other numbers of them were slower, for an unknown reason
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
 
     Attributes:
         warps, least_warps: Of a block, at the most, and at the least where there is work for them.
+        team_warps: Of a block with several teams: other numbers were slower, for a reason that is not known.
         shared_bytes: Of a block at the most.
         beside_warps, beside_bytes: Of a block at the most that has all its codes on their way, where blocks of other
             launches can be beside it: it then begins long before its vector is there.
@@ -35,6 +35,7 @@ class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
 
     warps: int
     least_warps: int
+    team_warps: tuple[int, ...]
     shared_bytes: int
     beside_warps: int
     beside_bytes: int
@@ -153,13 +154,13 @@ def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
 def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[IntegerRows]:
     own_tiles = ceil_div(work.tiles, min(work.tiles, device.cores))
     least = min(costs.least_warps, own_tiles * work.bundles)
-    is_short = own_tiles >= _OF_TEAMS[0] and work.all_bytes < costs.long_bytes
+    is_short = own_tiles >= min(costs.team_warps) and work.all_bytes < costs.long_bytes
     most_in_flight = costs.short_in_flight if is_short else costs.in_flight
     for teams in range(1, min(costs.warps, power_of_two(own_tiles)) + 1):
         most = costs.warps // teams if teams < _BARRIERS else 1
         for warps_k in range(1, min(most, work.bundles) + 1):
             one = IntegerRows(teams, warps_k, 1)
-            if teams > 1 and one.warps not in _OF_TEAMS:
+            if teams > 1 and one.warps not in costs.team_warps:
                 continue
             for stages in range(1, one.turns(work, device) * one.steps(work) + 1):
                 found = IntegerRows(teams, warps_k, stages)
