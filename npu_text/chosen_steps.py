@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class ChosenSteps:
         self._fed = [{name: device_buffer(device, outputs[name]) for name in _FED_BACK} for _ in range(2)]
         self._turn = 0
         self._held: tuple[int, int] | None = None  # token and position that the next step takes, if they are known
+        self._recorded_for: Sequence[Tensor] = ()
         self._caches: list[NPUBuffer] = []
         self._recordings: list[Recording] = []
         self._record()
@@ -57,7 +58,8 @@ class ChosenSteps:
 
     def start(self, token: int) -> None:
         """Makes the next step take this token behind the sequence."""
-        self._record()
+        if self._sequence.caches is not self._recorded_for:
+            self._record()
         position = len(self._sequence.tokens)
         if self._held != (token, position):
             for name, value in zip(_FED_BACK, (token, position), strict=True):
@@ -105,6 +107,7 @@ class ChosenSteps:
         if [cache.data for cache in caches] != [cache.data for cache in self._caches]:
             self._caches = caches
             self._recordings = [self._recorded(turn) for turn in range(2)]
+        self._recorded_for = self._sequence.caches
 
     def _recorded(self, turn: int) -> Recording:
         """A step that reads the token and position of a turn, and the choice that writes those of the other."""
