@@ -12,11 +12,30 @@ from numpy.typing import NDArray
 from npu_compiler.integers import ceil_div
 from npu_text.batching.engine import LaneSampling
 
-__all__ = ["Wanted", "allowed_bits", "philox", "probabilities", "random_words", "wanted"]
+__all__ = ["HOSTILE_LIMITS", "HOSTILE_TOP_K", "Wanted", "allowed_bits", "check_hostile", "limits_of", "philox"]
+__all__ += ["probabilities", "random_words", "wanted"]
 
 _WORD = (1 << 32) - 1
 _ONE = 1 << 40
 _DEPTH = 28.0
+_NEAR = 1e-5  # of all weight: nearer to another token, rounding decides
+
+HOSTILE_LIMITS = np.array(
+    [
+        (-1, 0.9, 0),
+        (np.nan, 0.9, 0),
+        (np.inf, 0.9, 0),
+        (1, np.nan, np.nan),
+        (1, -1, -1),
+        (1, -np.inf, 2),
+        (1e-45, 0.5, 0),
+    ],
+    np.float32,
+)
+"""Limits of draws as no request has them, with `HOSTILE_TOP_K`."""
+
+HOSTILE_TOP_K = np.array([-5, 0, 7, 1 << 62, -(1 << 63), 3, 0])
+_LEAVE_THE_LIKELIEST = [0, 1, 2, 4, 5]
 
 
 class Wanted(NamedTuple):
@@ -32,6 +51,21 @@ class Wanted(NamedTuple):
     token: int
     margin: float
     limit_margin: float
+
+    def is_met_by(self, token: int) -> bool:
+        """Whether a token is that one, or rounding decides."""
+        return token == self.token or min(self.margin, self.limit_margin) < _NEAR
+
+
+def limits_of(samplings: Sequence[LaneSampling]) -> NDArray[np.float32]:
+    """What `npu_tokens.draw` is to keep to, float32 [R, 3]."""
+    return np.array([(1 / s.temperature if s.temperature else 0, s.top_p, s.min_p) for s in samplings], np.float32)
+
+
+def check_hostile(tokens: NDArray[np.int64], logits: NDArray[Any]) -> None:
+    """Checks what was drawn from logits [R, V] within hostile limits."""
+    assert ((tokens >= 0) & (tokens < logits.shape[1])).all()
+    assert (tokens == logits.argmax(axis=1))[_LEAVE_THE_LIKELIEST].all(), "what is left of the likeliest"
 
 
 def philox(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:
