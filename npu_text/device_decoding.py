@@ -8,7 +8,7 @@ from functools import partial
 
 from npu_text.chosen_steps import ChosenSteps
 from npu_text.language_model import TokenSequence
-from npu_text.sampling import Sampler
+from npu_text.sampling import Sampling
 from npu_text.step_functions import Tensor
 
 __all__ = ["decode_on_device"]
@@ -16,7 +16,7 @@ __all__ = ["decode_on_device"]
 _AHEAD = 4  # steps that the device has been asked for beyond the one whose token is read
 
 
-def decode_on_device(sequence: TokenSequence, sampler: Sampler, limit: int) -> Callable[[Tensor], Iterator[int]]:
+def decode_on_device(sequence: TokenSequence, sampling: Sampling, limit: int) -> Callable[[Tensor], Iterator[int]]:
     """Chooses the token at each step on the device, which is asked for some steps ahead.
 
     For models of which the device does all of a step, and updates caches in place (`LanguageModel.updates_in_place`).
@@ -26,18 +26,18 @@ def decode_on_device(sequence: TokenSequence, sampler: Sampler, limit: int) -> C
 
     Args:
         sequence: What the tokens follow; a token joins it when the next one is asked for.
-        sampler: How to choose.
+        sampling: How to choose.
         limit: The most tokens to give.
 
     Returns:
         What a `Decoding` gives. Its iterator raises DeviceError where the device failed, or gave logits that are no
         numbers.
     """
-    return partial(_tokens, ChosenSteps(sequence, sampler), sequence, limit)
+    return partial(_tokens, ChosenSteps(sequence, sampling), sequence, limit)
 
 
 def _tokens(steps: ChosenSteps, sequence: TokenSequence, limit: int, logits: Tensor) -> Iterator[int]:
-    token = steps.chosen_from(logits)
+    token = steps.choice.choose(logits, len(sequence.tokens) - 1)
     yield token
     count = min(limit - 1, sequence.model.spec.cache_length - len(sequence.tokens))
     if count > 0:
@@ -49,7 +49,7 @@ def _tokens(steps: ChosenSteps, sequence: TokenSequence, limit: int, logits: Ten
                 running.append(steps.launch())
             running.popleft()()
             sequence.tokens.append(token)
-            token = steps.chosen_after(len(sequence.tokens) - 1)
+            token = steps.choice.chosen_after(len(sequence.tokens) - 1)
             yield token
     finally:
         while running:

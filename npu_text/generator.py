@@ -16,16 +16,16 @@ from npu_runtime.device import Device
 from npu_text.device_decoding import decode_on_device
 from npu_text.host_decoding import decode_on_host
 from npu_text.language_model import LanguageModel, TokenSequence, plan_chunks
-from npu_text.sampling import Sampler, Sampling
+from npu_text.sampling import Sampling
 from npu_text.step_functions import Tensor
 from npu_text.tokenizer import TextStream, Tokenizer, encode, load_tokenizer
 
 __all__ = ["Decoding", "Generation", "Generator", "Timing", "Token"]
 
-Decoding = Callable[[TokenSequence, Sampler, int], Callable[[Tensor], Iterator[int]]]
-"""How tokens are chosen and fed back. Given a sequence that is still empty, a sampler and the most tokens that anybody
-will ask for, it gives what goes from the logits of the prompt's last token to the tokens that follow. The reader stops
-when it has enough; a device that chooses by itself may run ahead of it."""
+Decoding = Callable[[TokenSequence, Sampling, int], Callable[[Tensor], Iterator[int]]]
+"""How tokens are chosen and fed back. Given a sequence that is still empty, how to choose, and the most tokens that
+anybody will ask for, it gives what goes from the logits of the prompt's last token to the tokens that follow. The
+reader stops when it has enough; a device that chooses by itself may run ahead of it."""
 
 
 class Token(NamedTuple):
@@ -194,7 +194,7 @@ class Generator:
                 have, or a number out of its range.
             MissingDependencyError: A text, and the package that reads the folder's tokenizer is not installed.
         """
-        sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
+        sampling = Sampling(temperature, top_k, top_p, seed)
         if isinstance(prompt, str) and self._no_text is not None:
             raise self._no_text
         tokens = encode(self.tokenizer, prompt)
@@ -208,7 +208,7 @@ class Generator:
         timing, limit = Timing(len(tokens)), max_new_tokens or full + 1
         text = TextStream(self.tokenizer) if self.tokenizer is not None else None
         sequence = self.model.begin()
-        decode = self._chosen_decoding()(sequence, sampler, min(limit, full))
+        decode = self._chosen_decoding()(sequence, sampling, min(limit, full))
         return Generation(_run(sequence, tokens, decode), timing, text, limit=limit, full=full, stop=stops)
 
     def _chosen_decoding(self) -> Decoding:

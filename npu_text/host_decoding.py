@@ -6,26 +6,27 @@ from collections.abc import Callable, Iterator
 
 from npu_text.chosen_steps import ChosenSteps
 from npu_text.language_model import TokenSequence
-from npu_text.sampling import Sampler
+from npu_text.sampling import Sampling
 from npu_text.step_functions import Tensor
+from npu_text.token_choice import TokenChoice
 
 __all__ = ["decode_on_host"]
 
 
-def decode_on_host(sequence: TokenSequence, sampler: Sampler, limit: int) -> Callable[[Tensor], Iterator[int]]:
+def decode_on_host(sequence: TokenSequence, sampling: Sampling, limit: int) -> Callable[[Tensor], Iterator[int]]:
     """Hands each token on to the next step, which is asked for when the token behind it is.
 
-    Where the device does all of a step and updates caches in place, it also chooses, and all of that is one replay;
-    elsewhere the host chooses from the logits.
+    Where the device does all of a step and updates caches in place, a step and the choice behind it are one replay;
+    elsewhere the device chooses from the logits, wherever they are.
     """
-    return (_run if sequence.model.updates_in_place else _computed)(sequence, sampler)
+    return (_run if sequence.model.updates_in_place else _computed)(sequence, sampling)
 
 
-def _run(sequence: TokenSequence, sampler: Sampler) -> Callable[[Tensor], Iterator[int]]:
-    steps = ChosenSteps(sequence, sampler)
+def _run(sequence: TokenSequence, sampling: Sampling) -> Callable[[Tensor], Iterator[int]]:
+    steps = ChosenSteps(sequence, sampling)
 
     def tokens(logits: Tensor) -> Iterator[int]:
-        token = steps.chosen_from(logits)
+        token = steps.choice.choose(logits, len(sequence.tokens) - 1)
         while True:
             yield token
             token = steps.run(token)
@@ -33,10 +34,12 @@ def _run(sequence: TokenSequence, sampler: Sampler) -> Callable[[Tensor], Iterat
     return tokens
 
 
-def _computed(sequence: TokenSequence, sampler: Sampler) -> Callable[[Tensor], Iterator[int]]:
+def _computed(sequence: TokenSequence, sampling: Sampling) -> Callable[[Tensor], Iterator[int]]:
+    choice = TokenChoice(sequence.model, sampling)
+
     def tokens(logits: Tensor) -> Iterator[int]:
         while True:
-            token = sampler.choose_from(logits, len(sequence.tokens))
+            token = choice.choose(logits, len(sequence.tokens) - 1)
             yield token
             logits = sequence.advance([token])
 

@@ -4,48 +4,49 @@
 //
 // For the last token that the limits keep the tokens are counted and weighed in bins along the order. What is looked
 // for, a number of tokens or a weight, lies in one bin: its tokens are put in order, or, where they are too many, are
-// divided among bins in turn. What is kept is then weighed along the tokens' numbers.
+// divided among bins in turn. What is kept is then weighed along the tokens' numbers. Where few are kept all of this is
+// done with a list of them.
 //
 // Blocks of a cluster walk over tokens of their own, tell each other what they found, and then all know the same.
 // Grid: PARTS for each row in x. Block: THREADS.
-constexpr int FEW_EACH = 40; // tokens of a thread that are sooner put into bins than it is known which
+constexpr int MOST_LISTED = CAPACITY < PARTS * THREADS ? CAPACITY / 2 : PARTS * THREADS / 2; // without any bins
 
-// The token of the window that has `target` tokens before it, or before whose end a weight of `target` lies.
+// The token of the list that has `target` tokens before it, or before whose end a weight of `target` lies.
 __device__ __noinline__ Found find_in(
     const Window& window, uint64 target, bool by_count, const Row& row, Memory& memory)
 {
     int first = int(threadIdx.x) * OWN_ENTRIES, end = min(first + OWN_ENTRIES, window.taken);
-    uint64 mass = 0ull, count_before = count_at(window.first - 1, memory);
+    uint64 mass = 0ull;
     uint number = 0u;
     for (int at = first; at < end; ++at) {
-        mass += weight_of(distance_of(value_of(memory.list[at]), row));
+        mass += weight_of(depth_of(value_of(memory.list[at]), row));
     }
     sum_before(mass, number, memory);
-    uint64 reached = mass_at(window.first - 1, memory) + mass;
+    uint64 reached = window.mass_before + mass;
     for (int at = first; at < end; ++at) {
         uint64 begin = reached;
-        reached += weight_of(distance_of(value_of(memory.list[at]), row));
-        if (by_count ? count_before + uint64(at) == target : begin <= target && target < reached) {
+        reached += weight_of(depth_of(value_of(memory.list[at]), row));
+        if (by_count ? window.before + uint64(at) == target : begin <= target && target < reached) {
             memory.entry = memory.list[at];
             memory.mass = reached;
+            memory.place = at;
         }
     }
     __syncthreads();
-    return {memory.entry, memory.mass, true};
+    return {memory.entry, memory.mass, window.before == 0u ? memory.place : CAPACITY, true};
 }
 
-// The same of a bin that has too many tokens; the bins are divided in turn.
+// The same of all tokens, in a bin that has too many; the bins are divided in turn.
 __device__ __noinline__ Found find_deep(
-    int bin, uint64 target, bool by_count, Range range, const Row& row, Memory& memory)
+    Bin bin, uint64 target, bool by_count, Range range, const Row& row, Memory& memory)
 {
     uint64 mass = 0ull;
-    while (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
-        uint64 mass_before = mass_at(bin - 1, memory);
-        mass += mass_before;
-        target -= by_count ? uint64(count_at(bin - 1, memory)) : mass_before;
+    while (bin.count > uint(CAPACITY)) {
+        mass += bin.mass_before;
+        target -= by_count ? uint64(bin.before) : bin.mass_before;
         Entry first = ~0ull, behind = ~0ull; // the last one, turned around
         walk(row, [&](float value, int token) {
-            if (bin_of(value, token, range, row) == bin) {
+            if (bin_of(value, token, range, row) == bin.at) {
                 Entry entry = entry_of(value, token);
                 first = min(first, entry);
                 behind = min(behind, ~entry);
@@ -55,37 +56,43 @@ __device__ __noinline__ Found find_deep(
         while (((range.last - range.first) >> range.shift) >= uint64(BINS)) {
             ++range.shift;
         }
-        fill_bins(true, range, row, memory);
+        fill_bins(range, row, memory);
         bin = bin_with(target, by_count, memory);
     }
-    Found found = find_in(list_bins(bin, bin, range, row, memory), target, by_count, row, memory);
+    int taken = list_bins(bin.at, bin.at, range, row, memory);
+    Found found = find_in({taken, bin.before, bin.mass_before, bin.mass}, target, by_count, row, memory);
     found.mass += mass;
+    found.place = CAPACITY;
     return found;
 }
 
-// The token that has `target` tokens before it, or before whose end a weight of `target` lies. Where that is looked for
-// by number all likelier ones are listed too, if there is room: what is looked for next is mostly among them.
+// The same of all tokens. All likelier ones are listed too where that is no more work, or where what is looked for next
+// is mostly among them: by weight behind a number.
 __device__ __noinline__ Found find(
     uint64 target, bool by_count, Range& range, Window& window, const Row& row, Memory& memory)
 {
-    int bin = bin_with(target, by_count, memory);
-    if (bin == BINS && range.bins < BINS) {
+    if (by_count ? target - window.before < uint64(window.taken) : target - window.mass_before < window.mass) {
+        return find_in(window, target, by_count, row, memory); // differences below 0 are large
+    }
+    Bin bin = bin_with(target, by_count, memory);
+    if (bin.at >= range.bins && range.bins < BINS) {
         range.bins = BINS;
-        fill_bins(true, range, row, memory);
+        fill_bins(range, row, memory);
         bin = bin_with(target, by_count, memory);
     }
-    if (bin == BINS) {
-        return {~0ull, 0ull, false};
+    if (bin.at == BINS) {
+        return {~0ull, 0ull, CAPACITY, false};
     }
-    if (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
+    if (bin.count > uint(CAPACITY)) {
         Found found = find_deep(bin, target, by_count, range, row, memory);
-        fill_bins(true, range, row, memory);
+        window = {0, 0u, 0ull, 0ull};
+        fill_bins(range, row, memory);
         return found;
     }
-    if (bin < window.first || bin > window.last) {
-        int first = by_count && count_at(bin, memory) <= uint(CAPACITY) ? 0 : bin;
-        window = list_bins(first, bin, range, row, memory);
-    }
+    bool has_all = bin.before + bin.count <= uint(by_count ? CAPACITY : FEW);
+    window = {0, has_all ? 0u : bin.before, has_all ? 0ull : bin.mass_before, bin.mass};
+    window.mass += bin.mass_before - window.mass_before;
+    window.taken = list_bins(has_all ? 0 : bin.at, bin.at, range, row, memory);
     return find_in(window, target, by_count, row, memory);
 }
 
@@ -101,48 +108,60 @@ __device__ __forceinline__ uint64 share_of(uint64 mass, uint high, uint low)
     return (mass >> 32) * high + (((mass & ALL_LANES) * high + share_of(mass, low)) >> 32);
 }
 
-// The highest logit of the row, NaN where there is one.
-__device__ float highest_of(float own, Memory& memory)
+// The highest logit of the row, NaN where there is one, and the lowest.
+__device__ void ends_of(float& highest, float& lowest, Memory& memory)
 {
-    float* shared = reinterpret_cast<float*>(memory.numbers);
-    own = warp_max<32>(own);
+    float* shared = reinterpret_cast<float*>(memory.masses);
+    highest = warp_max<32>(highest);
+    lowest = -warp_max<32>(-lowest);
     if (threadIdx.x % 32 == 0) {
-        shared[threadIdx.x / 32] = own;
+        shared[threadIdx.x / 32] = highest;
+        shared[WARPS + threadIdx.x / 32] = lowest;
     }
     __syncthreads();
-    own = warp_max<32>(threadIdx.x % 32 < WARPS ? shared[threadIdx.x % 32] : own);
-    exchange(OF_HIGHEST, __float_as_uint(own), memory, [&](int, uint64 of_block) {
-        own = combine_max(own, __uint_as_float(uint(of_block)));
+    highest = warp_max<32>(threadIdx.x % 32 < WARPS ? shared[threadIdx.x % 32] : highest);
+    lowest = -warp_max<32>(-(threadIdx.x % 32 < WARPS ? shared[WARPS + threadIdx.x % 32] : lowest));
+    uint64 own = (uint64(__float_as_uint(highest)) << 32) | __float_as_uint(lowest);
+    exchange(OF_ENDS, own, memory, [&](int, uint64 of_block) {
+        highest = combine_max(highest, __uint_as_float(uint(of_block >> 32)));
+        lowest = combine_min(lowest, __uint_as_float(uint(of_block)));
     });
-    return own;
+}
+
+// Lists the first `top_k` tokens, and some behind them, if there is room: so many of the threads' highest ones are in
+// the first bins, and with them all that are likelier. Returns how many there are.
+__device__ __noinline__ int list_likeliest(float own, int64 top_k, const Range& range, const Row& row, Memory& memory)
+{
+    clear_bins(memory);
+    float depth = depth_of(own, row);
+    if (depth <= OCTAVES) {
+        atomicAdd(&memory.bins.counts[bin_at(depth, row)], 1u);
+    }
+    sum_bins(memory);
+    Bin bin = bin_with(uint64(top_k - 1), true, memory);
+    return bin.at < BINS ? list_bins(0, bin.at, range, row, memory) : 0;
 }
 
 // The last token that is kept, of all in order.
-__device__ __noinline__ Entry last_kept(float own, float top_p, int64 top_k, const Row& row, Memory& memory)
+__device__ __noinline__ Found last_kept(float own, float top_p, int64 top_k, const Row& row, Memory& memory)
 {
-    Range range = {0ull, 0ull, -1, NEAR};
-    bool is_narrow = top_k > 0 && row.length > FEW_EACH * PARTS * THREADS;
-    if (is_narrow) {
-        // so many of the threads' best tokens are in the first bins, and with them all that are likelier
-        clear_bins(memory);
-        float distance = distance_of(own, row);
-        if (distance < float(BINS)) {
-            add(int(distance), 0ull, memory);
-        }
-        add_up_bins(0ull, memory);
-        range.bins = min(BINS, bin_with(uint64(top_k - 1), true, memory) + 1);
+    Range range = {0ull, 0ull, -1, NEAR * row.bins < float(REST) ? int(NEAR * row.bins) + 1 : BINS};
+    Window window = {0, 0u, 0ull, 0ull};
+    if (top_k > 0 && top_k <= MOST_LISTED) {
+        window.taken = list_likeliest(own, top_k, range, row, memory);
+        window.mass = window.taken > 0 ? ~0ull : 0ull; // all that is looked for
     }
-    uint64 mass = fill_bins(!is_narrow, range, row, memory);
-    Entry last = ~0ull;
-    Window window = {0, -1, 0};
+    if (window.taken == 0) {
+        fill_bins(range, row, memory);
+    }
+    Found last = {~0ull, 0ull, CAPACITY, false};
     if (top_k > 0) {
-        Found found = find(uint64(top_k - 1), true, range, window, row, memory);
-        mass = found.is_there ? found.mass : mass;
-        last = found.entry;
+        last = find(uint64(top_k - 1), true, range, window, row, memory);
     }
     if (top_p < 1.0f) {
+        uint64 mass = last.is_there ? last.mass : memory.ahead[PARTS].first;
         uint64 wanted = max(share_of(mass, uint(top_p * 4294967296.0f)), 1ull);
-        last = find(wanted - 1, false, range, window, row, memory).entry;
+        last = find(wanted - 1, false, range, window, row, memory);
     }
     return last;
 }
@@ -155,14 +174,42 @@ struct Kept {
 
     __device__ __forceinline__ uint64 weight(float found, int at, const Row& row) const
     {
-        float distance = distance_of(found, row);
-        bool is_kept = distance < float(BINS) && (found > value || (found == value && at <= token));
-        float scaled = is_kept ? scaled_weight(distance) : 0.0f;
+        float depth = depth_of(found, row);
+        bool is_kept = depth <= OCTAVES && (found > value || (found == value && at <= token));
+        float scaled = is_kept ? scaled_weight(depth) : 0.0f;
         return whole_weight(scaled >= least ? scaled : 0.0f);
     }
 };
 
-// The token at a random share of what the kept ones weigh, for the one thread that has it; -1 for the others.
+// The token at a random share of what the kept ones weigh, for the one thread that has it; -1 for the others. Here of
+// the first ones of the list, no more than FEW.
+__device__ __noinline__ int64 at_share_of_list(
+    const Kept& kept, int number, uint high, uint low, const Row& row, Memory& memory)
+{
+    int at = int(threadIdx.x) / COUNTERS, share = int(threadIdx.x) % COUNTERS;
+    if (threadIdx.x < FEW && int(threadIdx.x) < number) {
+        Entry entry = memory.list[threadIdx.x];
+        memory.weights[threadIdx.x] = kept.weight(value_of(entry), int(entry & ALL_LANES), row);
+    }
+    __syncthreads();
+    uint own = at < number ? uint(memory.list[at]) : 0u;
+    uint64 before = 0ull, all = 0ull;
+    for (int other = share; other < number; other += COUNTERS) {
+        uint64 weight = memory.weights[other];
+        all += weight;
+        before += uint(memory.list[other]) < own ? weight : 0ull;
+    }
+    #pragma unroll
+    for (int distance = 1; distance < COUNTERS; distance *= 2) {
+        before += __shfl_xor_sync(ALL_LANES, before, distance);
+        all += __shfl_xor_sync(ALL_LANES, all, distance);
+    }
+    uint64 target = share_of(all, high, low);
+    bool is_drawn = at < number && before <= target && target - before < memory.weights[at];
+    return share == 0 && is_drawn ? int64(own) : -1;
+}
+
+// The same of all tokens.
 __device__ __forceinline__ int64 at_share(const Kept& kept, uint high, uint low, const Row& row, Memory& memory)
 {
     int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
@@ -178,7 +225,7 @@ __device__ __forceinline__ int64 at_share(const Kept& kept, uint high, uint low,
     };
     walk(row, may_keep, [&](float value, int token) { mass += kept.weight(value, token, row); });
     uint64 own = mass;
-    uint64 of_block = sum_before(mass, number, memory);
+    uint64 of_block = sum_before(mass, number, memory).first;
     exchange(OF_ALL, of_block, memory, [&](int rank, uint64 block) {
         before += rank < int(blockIdx.x) % PARTS ? block : 0ull;
         all += block;
@@ -207,7 +254,7 @@ __device__ __forceinline__ int64 at_share(const Kept& kept, uint high, uint low,
             sum += weights[u];
         }
         uint64 reached = sum;
-        uint64 whole = sum_before(reached, number, memory);
+        uint64 whole = sum_before(reached, number, memory).first;
         #pragma unroll
         for (int u = 0; u < CHUNK; ++u) {
             found = reached <= target && target < reached + weights[u] ? place + u : found;
@@ -231,29 +278,37 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
     const float* limit = limits + at * p.limits_row;
     const int64* word = words + at * p.words_row;
     int begin = (part * WARPS + int(threadIdx.x) / 32) * own_chunks, end = min(begin + own_chunks, chunks);
-    Row row = {logits + at * p.logits_row, p.length, p.logits_column, own_chunks, begin, end, 0.0f, 0.0f};
+    Row row = {logits + at * p.logits_row, p.length, p.logits_column, own_chunks, begin, end, 0.0f, 0.0f, 0.0f};
 
-    float own = -__uint_as_float(0x7f800000u), scale = limit[0] > 0.0f ? limit[0] : 0.0f; // no bin is ahead of the first
-    walk(row, [&](float value, int) { own = combine_max(own, value); });
-    row.highest = highest_of(own, memory);
+    float own = -__uint_as_float(0x7f800000u), lowest = -own;
+    walk(row, [&](float value, int) {
+        own = combine_max(own, value);
+        lowest = min(lowest, value);
+    });
+    row.highest = own;
+    ends_of(row.highest, lowest, memory);
     int64 value[1] = {-1};
     bool is_mine = part == 0 && threadIdx.x == 0;
-    if (row.highest - row.highest == 0.0f && scale == 0.0f) {
+    if (row.highest - row.highest == 0.0f && !(limit[0] > 0.0f)) {
         Entry first = ~0ull;
         walk(row, [&](float found, int token) { first = found == row.highest ? min(first, Entry(token)) : first; });
         value[0] = int64(least_of(first, memory));
     } else if (row.highest - row.highest == 0.0f) {
-        row.bins = min(scale * PER_UNIT, 3.4028234e38f);
+        row.octaves = min(limit[0] * 1.44269504f, 3.4028234e38f);
+        row.bins = float(REST) / max(min(depth_of(lowest, row), OCTAVES), 1e-30f);
         float top_p = limit[p.limits_column], min_p = limit[2 * p.limits_column];
         int64 most = top_k[at * p.top_k_row];
         Kept kept = {-__uint_as_float(0x7f800000u), 0, min_p > 0.0f ? floorf(min(min_p, 1.0f) * ONE) : 0.0f};
+        Found last = {~0ull, 0ull, CAPACITY, false};
         if (most > 0 || top_p < 1.0f) {
-            Entry last = last_kept(own, top_p, most, row, memory);
-            if (last != ~0ull) {
-                kept.value = value_of(last), kept.token = int(last & ALL_LANES);
-            }
+            last = last_kept(own, top_p, most, row, memory);
         }
-        value[0] = at_share(kept, uint(word[0]), uint(word[p.words_column]), row, memory);
+        if (last.entry != ~0ull) {
+            kept.value = value_of(last.entry), kept.token = int(last.entry & ALL_LANES);
+        }
+        uint high = uint(word[0]), low = uint(word[p.words_column]);
+        value[0] = last.place >= FEW ? at_share(kept, high, low, row, memory)
+            : part == 0 ? at_share_of_list(kept, last.place + 1, high, low, row, memory) : -1;
         is_mine = value[0] >= 0;
     }
     if (is_mine) {

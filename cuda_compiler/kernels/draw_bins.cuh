@@ -1,14 +1,15 @@
 // Tokens of a row, counted and weighed in bins along their order (see `draw`).
-constexpr float PER_UNIT = 48.0f; // bins of an exponent of 1: behind BINS of them nothing has a weight
-constexpr float PER_BIN = -1.44269504f / PER_UNIT; // of the binary exponent
-constexpr int NEAR = 432; // bins that most of the weight lies in
+constexpr float OCTAVES = 40.0f; // how far behind the highest weights end
+constexpr float NEAR = 13.0f; // octaves that most of the weight lies in
+constexpr int REST = BINS - 1; // the bin of what lies behind the last one that is filled
 constexpr int OWN_BINS = 4, OWN_ENTRIES = CAPACITY / THREADS, SHARED_BINS = BINS / PARTS;
 constexpr int WARPS = THREADS / 32;
+constexpr int FEW = 256; // tokens of a list whose places are counted
 constexpr int AHEAD = 4; // chunks that a thread loads at a time
-constexpr float ONE = 1099511627776.0f; // the greatest weight
+constexpr float ONE = 1099511627776.0f; // the greatest weight, two to the power of OCTAVES
 constexpr uint ALL_LANES = 0xffffffffu;
 static_assert(SHARED_BINS * PARTS == BINS && SHARED_BINS % OWN_BINS == 0, "blocks share the bins");
-static_assert(BINS <= THREADS * OWN_BINS && OWN_ENTRIES == ITEMS && RUN == CAPACITY, "threads have all of them");
+static_assert(SHARED_BINS <= THREADS * OWN_BINS && OWN_ENTRIES == ITEMS && RUN == CAPACITY, "threads have all of them");
 
 // What is read of another block at a time; a number that the blocks of a row tell each other is the first.
 struct __align__(16) Pair {
@@ -20,12 +21,22 @@ struct __align__(16) Bins {
     uint counts[COUNT], lows[COUNT], highs[COUNT];
 };
 
+// A bin, how many tokens it has, and what they weigh.
+struct __align__(16) Bin {
+    int at; // BINS: none
+    uint count, before, unused;
+    uint64 mass, mass_before;
+};
+
 struct Memory {
-    Bins<BINS> bins;
-    Bins<SHARED_BINS> summed; // those of all blocks that this one sums up
+    Bins<BINS> bins; // of the tokens of this block
+    Bins<SHARED_BINS> sums; // of all blocks, up to each of the bins that this block sums up
     __align__(16) Entry list[CAPACITY];
     __align__(16) Entry own[PARTS > 1 ? CAPACITY : 2]; // of this block
+    uint64 weights[FEW]; // of the list
     Pair told[3];
+    Pair ahead[PARTS + 1]; // weight and number of what is ahead of the bins of each block
+    Bin found[2];
     uint64 masses[WARPS];
     uint numbers[WARPS];
     uint taken;
@@ -34,30 +45,35 @@ struct Memory {
     uint64 mass;
 };
 static_assert(sizeof(Memory) <= SHARED_BYTES, "as much as is asked for");
-constexpr int OF_HIGHEST = 0, OF_BINS = 1, OF_ALL = 2; // places of what blocks tell each other
+constexpr int OF_ENDS = 0, OF_BINS = 1, OF_ALL = 2; // places of what blocks tell each other
 
 struct Row {
     const a_t* logits;
     int length, column;
     int step, begin, end; // chunks of a warp, and which this one has
-    float highest, bins;  // of a difference of 1 from the highest logit
+    float highest, octaves; // of a difference of 1 from the highest logit
+    float bins;             // of an octave
 };
 
-// Which tokens are in bins: those by their exponent, or those of a part of the order, its entries divided by 2^shift.
+// Which tokens are in bins: those by their depth, the first `bins` of them, or those of a part of the order, its
+// entries divided by 2^shift.
 struct Range {
     Entry first, last;
-    int shift; // -1: by exponent
+    int shift; // -1: by depth
     int bins;
 };
 
-// Bins whose tokens are in the list, in order; none where the last one is ahead of the first.
+// The tokens that are in the list, in order, and what lies ahead of them; none where none are taken.
 struct Window {
-    int first, last, taken;
+    int taken;
+    uint before;
+    uint64 mass_before, mass;
 };
 
 struct Found {
     Entry entry;
     uint64 mass; // up to the end of it
+    int place;   // in the list; CAPACITY where that does not begin with the first token
     bool is_there;
 };
 
@@ -92,14 +108,11 @@ __device__ __forceinline__ void walk(const Row& row, Visit visit)
     walk(row, [](const Chunk&) { return true; }, visit);
 }
 
-// How far a logit is behind the highest, in bins.
-__device__ __forceinline__ float distance_of(float value, const Row& row) { return (row.highest - value) * row.bins; }
+// How far a logit is behind the highest, in octaves of its weight.
+__device__ __forceinline__ float depth_of(float value, const Row& row) { return (row.highest - value) * row.octaves; }
 
-// The weight at a distance, not rounded down yet.
-__device__ __forceinline__ float scaled_weight(float distance)
-{
-    return power_of_two(distance * PER_BIN) * ONE;
-}
+// The weight at a depth, not rounded down yet.
+__device__ __forceinline__ float scaled_weight(float depth) { return power_of_two(-depth) * ONE; }
 
 // A number from 0 to below 2^22, rounded down, in the last bits of a float: conversions take four times as long as sums.
 constexpr float WHOLE = 8388608.0f;
@@ -114,29 +127,25 @@ __device__ __forceinline__ uint64 whole_weight(float scaled)
     return (uint64(whole_of(high)) << 20) + whole_of(low);
 }
 
-__device__ __forceinline__ uint64 weight_of(float distance) { return whole_weight(scaled_weight(distance)); }
+__device__ __forceinline__ uint64 weight_of(float depth) { return whole_weight(scaled_weight(depth)); }
+
+// The bin at a depth of no more than OCTAVES, nor than the lowest logit's.
+__device__ __forceinline__ int bin_at(float depth, const Row& row)
+{
+    return min(int(whole_of(rounded_down(depth * row.bins))), BINS - 1);
+}
 
 __device__ __forceinline__ int bin_of(float value, int token, const Range& range, const Row& row)
 {
-    float distance = distance_of(value, row);
-    if (!(distance < float(BINS))) {
+    float depth = depth_of(value, row);
+    if (!(depth <= OCTAVES)) {
         return BINS;
     }
     if (range.shift < 0) {
-        return int(whole_of(rounded_down(distance)));
+        return bin_at(depth, row);
     }
     Entry entry = entry_of(value, token);
     return entry >= range.first && entry <= range.last ? int((entry - range.first) >> range.shift) : BINS;
-}
-
-__device__ __forceinline__ uint count_at(int bin, const Memory& memory)
-{
-    return bin < 0 ? 0u : memory.bins.counts[bin];
-}
-
-__device__ __forceinline__ uint64 mass_at(int bin, const Memory& memory)
-{
-    return bin < 0 ? 0ull : (uint64(memory.bins.highs[bin]) << 32) + memory.bins.lows[bin];
 }
 
 template <int COUNT>
@@ -147,15 +156,26 @@ __device__ __forceinline__ void put(int bin, uint count, uint64 mass, Bins<COUNT
     bins.highs[bin] = uint(mass >> 32);
 }
 
-__device__ __forceinline__ void add(int bin, uint64 mass, Memory& memory)
+// The weight of the bins that this block sums up, up to one of them.
+__device__ __forceinline__ uint64 mass_up_to(int bin, const Memory& memory)
+{
+    return (uint64(memory.sums.highs[bin]) << 32) + memory.sums.lows[bin];
+}
+
+__device__ __forceinline__ void add_weight(int bin, uint64 mass, Memory& memory)
 {
     uint low = uint(mass);
-    atomicAdd(&memory.bins.counts[bin], 1u);
     uint before = atomicAdd(&memory.bins.lows[bin], low);
     uint high = uint(mass >> 32) + (before + low < low ? 1u : 0u);
     if (high != 0u) {
         atomicAdd(&memory.bins.highs[bin], high);
     }
+}
+
+__device__ __forceinline__ void add(int bin, uint64 mass, Memory& memory)
+{
+    atomicAdd(&memory.bins.counts[bin], 1u);
+    add_weight(bin, mass, memory);
 }
 
 // Adds what the lanes before this one have.
@@ -171,9 +191,9 @@ __device__ __forceinline__ void add_lanes_before(uint64& mass, uint& number)
     }
 }
 
-// Replaces a thread's weight and number by the sums of the threads before it; returns the weight of all. It
-// synchronizes the block, before and after.
-__device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
+// Replaces a thread's weight and number by the sums of the threads before it; returns those of all. It synchronizes the
+// block, before and after.
+__device__ Pair sum_before(uint64& mass, uint& number, Memory& memory)
 {
     int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
     uint64 own_mass = mass;
@@ -192,7 +212,7 @@ __device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
     uint count_before = __shfl_sync(ALL_LANES, warp_number, warp > 0 ? warp - 1 : 0);
     mass += (warp > 0 ? before : 0ull) - own_mass;
     number += (warp > 0 ? count_before : 0u) - own_number;
-    return __shfl_sync(ALL_LANES, warp_mass, 31);
+    return {__shfl_sync(ALL_LANES, warp_mass, 31), __shfl_sync(ALL_LANES, warp_number, 31)};
 }
 
 // Waits for all threads of the row: what they wrote in shared memory can be read behind it.
@@ -267,116 +287,128 @@ __device__ __forceinline__ void clear_bins(Memory& memory)
     __syncthreads();
 }
 
-// Replaces counts and weights of bins by those of all blocks: each block sums up some, which the others then read.
-__device__ __forceinline__ void combine_bins(Memory& memory)
+// Adds up the bins of all blocks: each block does so for its part of them. They are not to be filled again before all
+// blocks have waited for each other.
+__device__ __noinline__ void sum_bins(Memory& memory)
 {
-#if PARTS > 1
+    synchronize_row();
     int rank = int(blockIdx.x) % PARTS, first = int(threadIdx.x) * OWN_BINS;
+    uint count[OWN_BINS] = {}, number = 0u;
+    uint64 mass[OWN_BINS] = {}, weight = 0ull;
     if (first < SHARED_BINS) {
-        uint count[OWN_BINS] = {};
-        uint64 mass[OWN_BINS] = {};
         #pragma unroll 4
         for (int other = 0; other < PARTS; ++other) {
-            uint number[4], low[4], high[4];
-            load_of_block(memory.bins.counts + rank * SHARED_BINS + first, other, number);
-            load_of_block(memory.bins.lows + rank * SHARED_BINS + first, other, low);
-            load_of_block(memory.bins.highs + rank * SHARED_BINS + first, other, high);
+            uint counts[4], lows[4], highs[4];
+            load_of_block(memory.bins.counts + rank * SHARED_BINS + first, other, counts);
+            load_of_block(memory.bins.lows + rank * SHARED_BINS + first, other, lows);
+            load_of_block(memory.bins.highs + rank * SHARED_BINS + first, other, highs);
             #pragma unroll
             for (int u = 0; u < OWN_BINS; ++u) {
-                count[u] += number[u];
-                mass[u] += (uint64(high[u]) << 32) + low[u];
+                count[u] += counts[u];
+                mass[u] += (uint64(highs[u]) << 32) + lows[u];
             }
         }
         #pragma unroll
         for (int u = 0; u < OWN_BINS; ++u) {
-            put(first + u, count[u], mass[u], memory.summed);
+            number += count[u];
+            weight += mass[u];
         }
     }
+    Pair all = sum_before(weight, number, memory);
+    if (first < SHARED_BINS) {
+        #pragma unroll
+        for (int u = 0; u < OWN_BINS; ++u) {
+            number += count[u];
+            weight += mass[u];
+            put(first + u, number, weight, memory.sums);
+        }
+    }
+    if (threadIdx.x == 0) {
+        memory.told[OF_BINS] = all;
+    }
     synchronize_row();
-    constexpr int QUARTETS = SHARED_BINS / 4;
-    const uint* summed = memory.summed.counts;
-    uint* all = memory.bins.counts; // lows and highs lie behind counts
-    for (int quartet = int(threadIdx.x); quartet < 3 * BINS / 4; quartet += THREADS) {
-        int part = quartet / (BINS / 4), at = quartet % (BINS / 4); // of counts, lows or highs
-        uint word[4];
-        load_of_block(summed + (part * QUARTETS + at % QUARTETS) * 4, at / QUARTETS, word);
-        memcpy(all + quartet * 4, word, 16);
+    if (threadIdx.x < 32) {
+        Pair of_block, ahead = {0ull, 0ull};
+        load_of_block(&memory.told[OF_BINS], int(threadIdx.x) % PARTS, of_block);
+        #pragma unroll
+        for (int other = 0; other <= PARTS; ++other) {
+            if (int(threadIdx.x) == other) {
+                memory.ahead[other] = ahead;
+            }
+            ahead.first += __shfl_sync(ALL_LANES, of_block.first, other % PARTS);
+            ahead.second += __shfl_sync(ALL_LANES, of_block.second, other % PARTS);
+        }
     }
     __syncthreads();
-#endif
 }
 
-// Replaces counts and weights of bins by the sums of all blocks up to each bin; gives the sum of a weight of each block.
-__device__ uint64 add_up_bins(uint64 weight, Memory& memory)
-{
-    uint64 sum = 0ull;
-    exchange(OF_BINS, weight, memory, [&](int, uint64 of_block) { sum += of_block; });
-    combine_bins(memory);
-    int first = int(threadIdx.x) * OWN_BINS;
-    uint64 mass = 0ull;
-    uint count = 0u;
-    for (int bin = first; bin < min(first + OWN_BINS, BINS); ++bin) {
-        mass += mass_at(bin, memory);
-        count += count_at(bin, memory);
-    }
-    sum_before(mass, count, memory);
-    for (int bin = first; bin < min(first + OWN_BINS, BINS); ++bin) {
-        mass += mass_at(bin, memory);
-        count += count_at(bin, memory);
-        put(bin, count, mass, memory.bins);
-    }
-    __syncthreads();
-    return sum;
-}
-
-// Fills the bins with the tokens of a range; those behind its last bin are weighed together, if at all. Gives what all
-// of them weigh.
-__device__ __noinline__ uint64 fill_bins(bool weighs_rest, const Range& range, const Row& row, Memory& memory)
+// Fills the bins with the tokens of a range; by depth those behind the last one are weighed together.
+__device__ __noinline__ void fill_bins(const Range& range, const Row& row, Memory& memory)
 {
     clear_bins(memory);
-    uint64 all = 0ull;
-    uint number = 0u;
     if (range.shift < 0) {
-        float end = float(range.bins), last = weighs_rest ? float(BINS) : end;
+        uint64 rest = 0ull;
         walk(row, [&](float value, int) {
-            float distance = distance_of(value, row);
-            if (distance < last) {
-                uint64 weight = weight_of(distance);
-                if (distance < end) {
-                    add(int(whole_of(rounded_down(distance))), weight, memory);
+            float depth = depth_of(value, row);
+            if (depth <= OCTAVES) {
+                uint64 weight = weight_of(depth);
+                int bin = bin_at(depth, row);
+                if (bin < range.bins) {
+                    add(bin, weight, memory);
+                } else {
+                    rest += weight;
                 }
-                all += weight;
             }
         });
+        uint number = 0u;
+        add_lanes_before(rest, number);
+        if (threadIdx.x % 32 == 31 && rest > 0ull) {
+            add_weight(REST, rest, memory);
+        }
     } else {
         walk(row, [&](float value, int token) {
             int bin = bin_of(value, token, range, row);
             if (bin < BINS) {
-                add(bin, weight_of(distance_of(value, row)), memory);
+                add(bin, weight_of(depth_of(value, row)), memory);
             }
         });
     }
-    return add_up_bins(sum_before(all, number, memory), memory);
+    sum_bins(memory);
 }
 
-__device__ __forceinline__ bool is_behind(int bin, uint64 target, bool by_count, const Memory& memory)
+// The bin in which `target` lies, as a number of tokens or as a weight ahead of it.
+__device__ __noinline__ Bin bin_with(uint64 target, bool by_count, Memory& memory)
 {
-    return (by_count ? uint64(count_at(bin, memory)) : mass_at(bin, memory)) > target;
-}
-
-// The first bin that ends behind `target`; BINS where there is none.
-__device__ int bin_with(uint64 target, bool by_count, Memory& memory)
-{
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        memory.place = BINS;
+    int owner = PARTS;
+    #pragma unroll
+    for (int rank = PARTS - 1; rank >= 0; --rank) {
+        const Pair& end = memory.ahead[rank + 1];
+        owner = target < (by_count ? end.second : end.first) ? rank : owner;
     }
-    __syncthreads();
-    for (int bin = int(threadIdx.x); bin < BINS; bin += THREADS) {
-        if (is_behind(bin, target, by_count, memory) && (bin == 0 || !is_behind(bin - 1, target, by_count, memory))) {
-            memory.place = bin;
+    Bin found = {BINS, 0u, 0u, 0u, 0ull, 0ull};
+    if (owner == PARTS) {
+        return found;
+    }
+    if (owner == int(blockIdx.x) % PARTS) {
+        Pair ahead = memory.ahead[owner];
+        for (int bin = int(threadIdx.x); bin < SHARED_BINS; bin += THREADS) {
+            uint before = uint(ahead.second), end = uint(ahead.second) + memory.sums.counts[bin];
+            uint64 mass_before = ahead.first, mass_end = ahead.first + mass_up_to(bin, memory);
+            if (bin > 0) {
+                before += memory.sums.counts[bin - 1];
+                mass_before += mass_up_to(bin - 1, memory);
+            }
+            if (by_count ? before <= target && target < end : mass_before <= target && target < mass_end) {
+                memory.found[by_count] = {
+                    owner * SHARED_BINS + bin, end - before, before, 0u, mass_end - mass_before, mass_before};
+            }
         }
     }
-    __syncthreads();
-    return memory.place;
+    synchronize_row();
+    const Bin* place = &memory.found[by_count];
+    Pair words[2];
+    load_of_block(place, owner, words[0]);
+    load_of_block(&place->mass, owner, words[1]);
+    memcpy(&found, words, sizeof(Bin));
+    return found;
 }

@@ -1,10 +1,9 @@
 // Tokens of some bins, listed in order (see `draw`): each block of a row lists its own, which all then have.
-constexpr int FEW = 256; // entries whose places are counted
+constexpr int COUNTERS = THREADS / FEW; // lanes that look at a token's place together
 
-// Puts few entries in order: the place of each is how many are ahead of it, which some lanes count together.
+// Puts few entries in order: the place of each is how many are ahead of it.
 __device__ __forceinline__ void order_few(Entry* entries, int count)
 {
-    constexpr int COUNTERS = THREADS / FEW;
     int place = 0, at = int(threadIdx.x) / COUNTERS, share = int(threadIdx.x) % COUNTERS;
     Entry own = at < count ? entries[at] : 0ull;
     for (int other = share; other < count; other += COUNTERS) {
@@ -63,7 +62,8 @@ __device__ __forceinline__ void merge_lists(const int (&ends)[PARTS], Memory& me
     __syncthreads();
 }
 
-// Gathers what the blocks of the row have listed; returns how many tokens that is. Short lists end up in order.
+// Gathers what the blocks of the row have listed, if it is not too much; returns how many tokens that is. Short lists
+// end up in order.
 __device__ __forceinline__ int gather_lists(bool& is_sorted, Memory& memory)
 {
     int ends[PARTS], taken = 0, most = 0, count = int(memory.taken);
@@ -75,6 +75,9 @@ __device__ __forceinline__ int gather_lists(bool& is_sorted, Memory& memory)
         taken += int(of_block);
         ends[rank] = taken;
     });
+    if (taken > CAPACITY) {
+        return taken;
+    }
     for (int at = int(threadIdx.x); at < taken; at += THREADS) {
         int rank = 0, begin = 0;
         #pragma unroll
@@ -96,18 +99,21 @@ __device__ __forceinline__ int gather_lists(bool& is_sorted, Memory& memory)
 }
 #endif
 
-// Puts the tokens that are listed in order; returns how many there are.
+// Puts the tokens that are listed in order; returns how many there are, 0 where there is no room for them.
 __device__ __forceinline__ int sort_list(Memory& memory)
 {
     __syncthreads();
     int taken = int(memory.taken);
 #if PARTS > 1
-    bool is_sorted;
+    bool is_sorted = false;
     taken = gather_lists(is_sorted, memory);
     if (is_sorted) {
         return taken;
     }
 #endif
+    if (taken > CAPACITY) {
+        return 0;
+    }
     if (taken <= FEW) {
         order_few(memory.list, taken);
     } else {
@@ -125,8 +131,8 @@ __device__ __forceinline__ int sort_list(Memory& memory)
     return taken;
 }
 
-// Puts the tokens of bins `first` to `last` in order; there are no more of them than the list holds.
-__device__ __noinline__ Window list_bins(int first, int last, const Range& range, const Row& row, Memory& memory)
+// Lists the tokens of bins `first` to `last` in order, if there is room; returns how many there are.
+__device__ __noinline__ int list_bins(int first, int last, const Range& range, const Row& row, Memory& memory)
 {
     Entry* own = PARTS > 1 ? memory.own : memory.list;
     __syncthreads();
@@ -134,21 +140,14 @@ __device__ __noinline__ Window list_bins(int first, int last, const Range& range
         memory.taken = 0u;
     }
     __syncthreads();
-    if (range.shift < 0) {
-        float begin = float(first), end = float(last + 1);
-        walk(row, [&](float value, int token) {
-            float distance = distance_of(value, row);
-            if (distance >= begin && distance < end) {
-                own[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
+    walk(row, [&](float value, int token) {
+        int bin = bin_of(value, token, range, row);
+        if (bin >= first && bin <= last) {
+            uint at = atomicAdd(&memory.taken, 1u);
+            if (at < uint(CAPACITY)) {
+                own[at] = entry_of(value, token);
             }
-        });
-    } else {
-        walk(row, [&](float value, int token) {
-            int bin = bin_of(value, token, range, row);
-            if (bin >= first && bin <= last) {
-                own[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
-            }
-        });
-    }
-    return {first, last, sort_list(memory)};
+        }
+    });
+    return sort_list(memory);
 }

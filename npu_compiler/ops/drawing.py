@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from operator import xor
-from typing import Any, NamedTuple
-
 from npu_compiler.dtypes import FLOAT32, INT32, INT64
 from npu_compiler.integers import ceil_div
 from npu_compiler.ops.registry import elementwise, op
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, where
 
-__all__ = ["LONGEST_ROW", "allow", "draw", "penalise", "random_words", "words_of"]
+__all__ = ["LONGEST_ROW", "allow", "draw", "penalise", "random_words"]
 
 LONGEST_ROW = 1 << 22  # logits of which the weights' sum has fewer than 63 bits
 _WORD = 0xFFFFFFFF
@@ -41,34 +36,15 @@ def random_words(seeds: Tensor, owners: Tensor, positions: Tensor) -> Tensor:
         raise OpRefusal(f"given {given}, expected int64 [L], [R] and [R]")
     seed = seeds.gather(0, owners).reshape((*owners.shape, 1))
     position = positions.reshape((*positions.shape, 1))
-    first, second = _philox(_OF_TENSORS, seed, position)
-    return where(arange(seeds.trace, 2) < 1, first, second)
-
-
-def words_of(seed: int, position: int) -> tuple[int, int]:
-    """`random_words` of two numbers."""
-    first, second = _philox(_OF_NUMBERS, seed, position)
-    return first, second
-
-
-class _Arithmetic(NamedTuple):
-    """Words of 32 bits in integers of 64: those of an integer, and of a product of words."""
-
-    low: Callable[[Any], Any]
-    high: Callable[[Any], Any]
-    xor: Callable[[Any, Any], Any]
-    product: Callable[[Any, int], tuple[Any, Any]]
-
-
-def _philox(of: _Arithmetic, seed: Any, position: Any) -> tuple[Any, Any]:
-    keys, (a, b) = [of.low(seed), of.low(of.high(seed))], (of.low(position), of.low(of.high(position)))
+    keys = [_low(seed), _low(apply("shr", seed, 32))]
+    a, b = _low(position), _low(apply("shr", position, 32))
     c, d = a * 0, a * 0
     for _ in range(_ROUNDS):
-        (high_a, low_a), (high_c, low_c) = of.product(a, _MULTIPLIERS[0]), of.product(c, _MULTIPLIERS[1])
-        a, b = of.xor(of.xor(high_c, b), keys[0]), low_c
-        c, d = of.xor(of.xor(high_a, d), keys[1]), low_a
-        keys = [of.low(key + step) for key, step in zip(keys, _KEY_STEPS, strict=True)]
-    return a, b
+        (high_a, low_a), (high_c, low_c) = _product(a, _MULTIPLIERS[0]), _product(c, _MULTIPLIERS[1])
+        a, b = apply("xor", apply("xor", high_c, b), keys[0]), low_c
+        c, d = apply("xor", apply("xor", high_a, d), keys[1]), low_a
+        keys = [_low(key + step) for key, step in zip(keys, _KEY_STEPS, strict=True)]
+    return where(arange(seeds.trace, 2) < 1, a, b)
 
 
 def _low(number: Tensor) -> Tensor:
@@ -76,19 +52,10 @@ def _low(number: Tensor) -> Tensor:
 
 
 def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """Nothing on the way has more than 49 bits."""
+    """The two words of a product of words; nothing on the way has more than 49 bits."""
     low = word * (factor & 0xFFFF)
     high = word * (factor >> 16) + apply("shr", low, 16)
     return apply("shr", high, 16), apply("or", apply("shl", apply("and", high, 0xFFFF), 16), apply("and", low, 0xFFFF))
-
-
-_OF_TENSORS = _Arithmetic(_low, lambda number: apply("shr", number, 32), partial(apply, "xor"), _product)
-_OF_NUMBERS = _Arithmetic(
-    lambda number: number & _WORD,
-    lambda number: number >> 32,
-    xor,
-    lambda word, factor: (word * factor >> 32, word * factor & _WORD),
-)
 
 
 @elementwise("npu_tokens.allow.default", rows=None)

@@ -12,7 +12,7 @@ import pytest
 from npu_runtime import Device, Generator, NPUBuffer
 from npu_text.device_decoding import decode_on_device
 from npu_text.host_decoding import decode_on_host
-from npu_text.sampling import Sampler, Sampling
+from npu_text.sampling import Sampling
 from tests.support.decoders import Decoder, make_decoder
 
 PROMPTS = ([5, 6, 7, 8, 9], [300, 2, 11], list(range(40, 63)), [1])
@@ -82,7 +82,7 @@ def test_texts_in_threads(generator: Generator, on_host: Generator) -> None:
 
 
 def test_a_sequence_goes_on_after_the_loop(generator: Generator) -> None:
-    greedy = Sampler(Sampling())
+    greedy = Sampling()
     sequence = generator.model.begin()
     tokens = decode_on_device(sequence, greedy, 100)(sequence.advance(PROMPTS[0]))
     text = [next(tokens) for _ in range(20)]

@@ -7,22 +7,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-import npu_compiler
 from npu_compiler.errors import DeviceError
-from npu_compiler.graph.next_token import NO_NUMBER, next_token_ir
-from npu_runtime import Device, Executor, Generator, NPUBuffer
+from npu_compiler.graph.next_token import NO_NUMBER
+from npu_runtime import Device, Generator, NPUBuffer
 from npu_runtime.backend import Recording
 from npu_text.device_decoding import decode_on_device
 from npu_text.generator import Decoding
 from npu_text.host_decoding import decode_on_host
-from npu_text.sampling import Sampler, Sampling
+from npu_text.sampling import Sampling
 from npu_text.step_functions import write_number
 from tests.support.decoders import Decoder, fill_weights
+from tests.support.next_token import NextToken
 
 PROMPT = [5, 6, 7, 8, 9]
-GREEDY = Sampler(Sampling())
+GREEDY = Sampling()
 
 
 @pytest.fixture(scope="module")
@@ -34,39 +33,27 @@ def ids(generator: Generator, *args: Any, **options: Any) -> list[int]:
     return [token.id for token in generator.generate(*args, **options)]
 
 
-def choose(device: Device, logits: NDArray[Any], position: int = 3) -> tuple[int, int, list[int]]:
-    """Token, next position and tokens chosen so far, for logits [V] of bfloat16."""
-    program = npu_compiler.compile(next_token_ir(len(logits), "bfloat16", 6), device.target, "bfloat16")
-    arrays = {"logits": logits.reshape(1, 1, -1), "positions": np.array([position]), "chosen": np.arange(6) + 100}
-    inputs = {spec.name: NPUBuffer.from_numpy(arrays[spec.name], device, spec=spec) for spec in program.input_specs}
-    outputs = Executor(program, device).run(inputs)
-    assert outputs["all_chosen"].data is inputs["chosen"].data
-    token, following = (int(outputs[name].to_numpy().item()) for name in ("tokens", "next_positions"))
-    return token, following, outputs["all_chosen"].to_numpy().tolist()
-
-
 @pytest.mark.parametrize("vocabulary", [1, 7, 320, 997, 4096, 5000])
 def test_the_first_of_the_highest_is_chosen(vocabulary: int, device: Device, rng: np.random.Generator) -> None:
     """Rounded to bfloat16, many logits are equal."""
+    choose = NextToken(device, vocabulary)
     for _ in range(3):
         logits = rng.standard_normal(vocabulary).astype(ml_dtypes.bfloat16)
-        expected = GREEDY.choose(logits, 4)
-        assert choose(device, logits) == (expected, 4, [100, 101, 102, expected, 104, 105])
+        assert choose(logits, 3) == logits.argmax()
 
 
 def test_equal_logits_choose_the_first_token(device: Device) -> None:
-    assert choose(device, np.full(640, -3, ml_dtypes.bfloat16))[0] == 0
+    assert NextToken(device, 640)(np.full(640, -3), 3) == 0
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", [0, 500, 639])
 def test_logits_that_are_no_numbers_are_told(wrong: float, place: int, device: Device) -> None:
-    logits = np.linspace(-1, 1, 640).astype(ml_dtypes.bfloat16)
+    choose, logits = NextToken(device, 640), np.linspace(-1, 1, 640).astype(ml_dtypes.bfloat16)
     logits[place] = wrong
-    token, _, chosen = choose(device, logits)
-    assert (token, chosen[3]) == (0, NO_NUMBER)  # which a step that runs ahead can look up
+    assert choose(logits, 3) == NO_NUMBER
     logits[place] = float("-inf")
-    assert choose(device, logits)[0] == GREEDY.choose(logits, 4)
+    assert choose(logits, 3) == logits.argmax()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 40])

@@ -1,4 +1,4 @@
-"""Tokens that the device draws behind a step: the host's own, whoever asks for the steps, and a server's."""
+"""Tokens that the device draws behind a step: the reference's, whoever asks for the steps, and a server's."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import npu_compiler
 from npu_compiler.dtypes import BFLOAT16
 from npu_compiler.errors import DeviceError
-from npu_compiler.graph.next_token import NO_NUMBER, next_token_ir
+from npu_compiler.graph.next_token import NO_NUMBER
 from npu_compiler.tensor.layout import BufferSpec, dense
-from npu_runtime import Device, Executor, Generator, NPUBuffer
+from npu_runtime import Device, Generator, NPUBuffer
 from npu_text.batching.choosing import LaneChooser, LaneRow
 from npu_text.batching.engine import LaneSampling
 from npu_text.device_decoding import decode_on_device
-from npu_text.sampling import Sampler, Sampling
+from npu_text.sampling import Sampling
 from tests.support.decoders import Decoder, fill_weights
+from tests.support.lane_choice import wanted
+from tests.support.next_token import PLACES, NextToken
 
 PROMPT = [5, 6, 7, 8, 9]
-PLACES = 6
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.3},
@@ -36,79 +36,61 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-class Choice:
-    """The function of a vocabulary, on memory that stays."""
-
-    def __init__(self, device: Device, vocabulary: int) -> None:
-        ir = next_token_ir(vocabulary, "bfloat16", PLACES, drawn=True)
-        program = npu_compiler.compile(ir, device.target, "bfloat16")
-        self._executor, self._device = Executor(program, device), device
-        self._specs = {spec.name: spec for spec in program.input_specs}
-        assert dict(program.main.state) == {"all_chosen": "chosen"}
-
-    def __call__(self, logits: NDArray[Any], sampler: Sampler, position: int) -> int:
-        """The token, or `NO_NUMBER`, that follows the one at a position."""
-        arrays = {
-            "logits": logits.astype(ml_dtypes.bfloat16).reshape(1, 1, -1),
-            "positions": np.array([position]),
-            "chosen": np.arange(PLACES) + 100,
-            "limits": sampler.limits,
-            "top_k": sampler.top_k,
-            "seeds": sampler.seeds,
-        }
-        outputs = self._executor.run(
-            {name: NPUBuffer.from_numpy(array, self._device, spec=self._specs[name]) for name, array in arrays.items()}
-        )
-        chosen = outputs["all_chosen"].to_numpy().tolist()
-        token = int(chosen.pop(position))
-        assert chosen == [100 + place for place in range(PLACES) if place != position]
-        assert outputs["tokens"].to_numpy().item() == max(0, token)
-        assert outputs["next_positions"].to_numpy().item() == position + 1
-        return token
-
-
 def rounded(logits: NDArray[Any]) -> NDArray[Any]:
     """As bfloat16 has them, so that many are equal."""
     return logits.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
+def lane(sampling: Sampling) -> LaneSampling:
+    """The same for a server."""
+    return LaneSampling(**{name: value for name, value in vars(sampling).items() if value is not None})
+
+
 @pytest.mark.parametrize("vocabulary", [1, 2, 7, 997])
-def test_device_and_host_choose_alike(vocabulary: int, device: Device, rng: np.random.Generator) -> None:
-    choice, others = Choice(device, vocabulary), 0
+def test_choices_are_those_of_the_reference(vocabulary: int, device: Device, rng: np.random.Generator) -> None:
+    choose = NextToken(device, vocabulary, drawn=True)
     for number, options in enumerate(OPTIONS * 2):
-        sampler = Sampler(Sampling(**options, seed=number))
+        sampling, position = Sampling(**options, seed=number), number % PLACES
         logits = rounded(rng.standard_normal(vocabulary) * (3 if number % 2 else 0.2))
-        others += choice(logits, sampler, number % PLACES) != sampler.choose(logits, number % PLACES + 1)
-    assert others <= 1, "weights round otherwise"
+        assert wanted(logits, lane(sampling), position + 1).is_met_by(choose(logits, position, sampling))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-38, 0.8, 100.0])
+@pytest.mark.parametrize(
+    "limits", [{}, {"top_k": 2}, {"top_k": 1 << 70}, {"top_p": 5e-324}, {"top_k": 3, "top_p": 0.9}]
+)
+def test_tokens_closed_by_the_lowest_number(temperature: float, limits: dict[str, Any], device: Device) -> None:
+    """They have no weight, though a difference times the inverse temperature is no float32."""
+    choose = NextToken(device, 5, drawn=True)
+    for closed in (-3.3895e38, float("-inf")):
+        logits = np.array([closed, 9.0, closed, 9.0, closed])
+        tokens = {choose(logits, place, Sampling(temperature, **limits, seed=3)) for place in range(PLACES)}
+        assert tokens <= {1, 3}
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_lane_of_a_server_draws_the_same(options: dict[str, Any], device: Device, rng: np.random.Generator) -> None:
-    chooser, choice, sampler = (
-        LaneChooser(device, 320, "bfloat16", 1),
-        Choice(device, 320),
-        Sampler(Sampling(**options, seed=9)),
-    )
-    given = {name: value for name, value in options.items() if value}
-    chooser.begin(0, LaneSampling(**given, seed=9), [])
+    chooser, choose = LaneChooser(device, 320, "bfloat16", 1), NextToken(device, 320, drawn=True)
+    sampling = Sampling(**options, seed=9)
+    chooser.begin(0, lane(sampling), [])
     spec = BufferSpec("logits", BFLOAT16, BFLOAT16, dense((1, 320)))
     for position in range(PLACES):
         logits = rounded(rng.standard_normal(320) * 2)
         buffer = NPUBuffer.from_numpy(logits.reshape(1, -1), device, spec=spec)
         (chosen,) = chooser.choose(buffer, [LaneRow(0, position + 1)])()
-        assert chosen.token == choice(logits, sampler, position)
+        assert chosen.token == choose(logits, position, sampling)
 
 
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[2], OPTIONS[7]], ids=str)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", [0, 500, 639])
 def test_logits_that_are_no_numbers_are_told(options: dict[str, Any], wrong: float, place: int, device: Device) -> None:
-    logits, sampler, choice = np.linspace(-1, 1, 640), Sampler(Sampling(**options, seed=1)), Choice(device, 640)
+    choose, sampling, logits = NextToken(device, 640, drawn=True), Sampling(**options, seed=1), np.linspace(-1, 1, 640)
     logits[place] = wrong
-    assert choice(logits, sampler, 2) == NO_NUMBER
-    assert choice(np.full(640, float("-inf")), sampler, 2) == NO_NUMBER
+    assert choose(logits, 2, sampling) == NO_NUMBER
+    assert choose(np.full(640, float("-inf")), 2, sampling) == NO_NUMBER
     logits[place] = 0
-    assert choice(logits, sampler, 2) >= 0
+    assert choose(logits, 2, sampling) >= 0
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +117,9 @@ def test_a_full_cache_ends_the_text(generator: Generator, on_device: Generator) 
 
 
 def test_a_sequence_goes_on_after_the_loop(generator: Generator) -> None:
-    model, sampler = generator.model, Sampler(Sampling(0.8, top_p=0.95, seed=2))
+    model, sampling = generator.model, Sampling(0.8, top_p=0.95, seed=2)
     sequence, again = model.begin(), model.begin()
-    tokens = decode_on_device(sequence, sampler, 30)(sequence.advance(PROMPT))
+    tokens = decode_on_device(sequence, sampling, 30)(sequence.advance(PROMPT))
     text = [next(tokens) for _ in range(6)]
     tokens.close()  # type: ignore[attr-defined]
     assert sequence.tokens == PROMPT + text[:-1]
