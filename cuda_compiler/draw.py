@@ -9,6 +9,7 @@ from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import CHUNK_BYTES
 from npu_compiler.artifact.plan import CallOption, KernelCall, Step, choice_of
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.draw import Draw
@@ -18,20 +19,22 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["DRAW", "lower_draw"]
 
 _THREADS = 1024
+_WARPS = _THREADS // 32
 _CAPACITY = 2048  # tokens that are put in order at a time
-_BINS = 1344
-_OTHER_BYTES = 3072  # of shared memory, beside bins and lists
+_BINS = 2048
+_OTHER_BYTES = 2048  # of shared memory, beside bins and lists
 _MOST_PARTS = 8  # of a row
 _LEAST_TOKENS = 2 * _THREADS  # of a part
 DRAW = KernelTemplate(
     "draw",
     params="int length, logits_row, logits_column, limits_row, limits_column, top_k_row, words_row, words_column",
-    macros="a_t THREADS CAPACITY WIDE PACKED ITEMS RUN CHUNK PARTS BINS SHARED_BYTES",
+    macros="a_t THREADS CAPACITY WIDE PACKED ITEMS RUN CHUNK PARTS BINS HELD SHARED_BYTES",
     inputs="logits limits top_k words",
     threads=_THREADS,
     shared_bytes=None,
     before="draw_entries.cuh",
-    files="tensor_cores.cuh clusters.cuh sort_network.cuh sort_registers.cuh draw_bins.cuh draw_list.cuh",
+    files="tensor_cores.cuh clusters.cuh sort_network.cuh sort_registers.cuh draw_row.cuh draw_blocks.cuh "
+    "draw_bins.cuh draw_list.cuh",
 )
 
 
@@ -63,7 +66,11 @@ def _parts(draw: Draw, device: DeviceModel) -> int:
 def _launch(draw: Draw, parts: int, around: AnchoredGroup) -> KernelCall:
     logits = draw.logits
     chunk = CHUNK_BYTES // logits.dtype.size
-    shared = 12 * _BINS + 8 * _CAPACITY + 12 * _BINS // parts + _OTHER_BYTES + (8 * _CAPACITY if parts > 1 else 0)
+    chunk = chunk if logits.has_chunks(chunk) else 1
+    tokens = ceil_div(ceil_div(logits.shape[1], chunk), parts * _WARPS) * chunk * _WARPS
+    shared = 12 * _BINS + 16 * _CAPACITY + _OTHER_BYTES + (12 * _BINS // parts if parts > 1 else 0)
+    with_tokens = shared + tokens * logits.dtype.size
+    is_held = with_tokens <= (around.device.shared_bytes if parts > 1 else around.device.core_shared_bytes // 2)
     launch = Launch(
         DRAW,
         grid=(draw.rows * parts, 1, 1),
@@ -76,14 +83,15 @@ def _launch(draw: Draw, parts: int, around: AnchoredGroup) -> KernelCall:
             "PACKED": 1,
             "ITEMS": _CAPACITY // _THREADS,
             "RUN": _CAPACITY,
-            "CHUNK": chunk if logits.has_chunks(chunk) else 1,
+            "CHUNK": chunk,
             "PARTS": parts,
             "BINS": _BINS,
-            "SHARED_BYTES": shared,
+            "HELD": tokens if is_held else 0,
+            "SHARED_BYTES": with_tokens if is_held else shared,
         },
         inputs=draw.arguments,
         flops=draw.flops,
-        shared_bytes=shared,
+        shared_bytes=with_tokens if is_held else shared,
         extension=cluster_along_x(parts),
     )
     return around.launch(launch, 1)

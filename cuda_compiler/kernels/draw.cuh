@@ -11,29 +11,35 @@
 // Grid: PARTS for each row in x. Block: THREADS.
 constexpr int MOST_LISTED = CAPACITY < PARTS * THREADS ? CAPACITY / 2 : PARTS * THREADS / 2; // without any bins
 
+// The tokens that are in the list, in order, and what lies ahead of them; none where none are taken.
+struct Window {
+    int taken;
+    uint before;
+    uint64 mass_before, mass;
+};
+
+struct Found {
+    Entry entry;
+    uint64 mass; // up to the end of it
+    int place;   // in the list; CAPACITY where that does not begin with the first token
+    bool is_there;
+};
+
 // The token of the list that has `target` tokens before it, or before whose end a weight of `target` lies.
-__device__ __noinline__ Found find_in(
-    const Window& window, uint64 target, bool by_count, const Row& row, Memory& memory)
+__device__ __noinline__ Found find_in(const Window& window, uint64 target, bool by_count, Memory& memory)
 {
-    int first = int(threadIdx.x) * OWN_ENTRIES, end = min(first + OWN_ENTRIES, window.taken);
-    uint64 mass = 0ull;
-    uint number = 0u;
-    for (int at = first; at < end; ++at) {
-        mass += weight_of(depth_of(value_of(memory.list[at]), row));
-    }
-    sum_before(mass, number, memory);
-    uint64 reached = window.mass_before + mass;
-    for (int at = first; at < end; ++at) {
-        uint64 begin = reached;
-        reached += weight_of(depth_of(value_of(memory.list[at]), row));
-        if (by_count ? window.before + uint64(at) == target : begin <= target && target < reached) {
-            memory.entry = memory.list[at];
-            memory.mass = reached;
+    int first = int(threadIdx.x) * OWN_ENTRIES;
+    #pragma unroll
+    for (int at = first; at < first + OWN_ENTRIES; ++at) {
+        uint64 begin = at > 0 ? memory.reached[at - 1] : window.mass_before;
+        bool is_found = by_count ? window.before + uint64(at) == target : begin <= target && target < memory.reached[at];
+        if (is_found && at < window.taken) {
             memory.place = at;
         }
     }
     __syncthreads();
-    return {memory.entry, memory.mass, window.before == 0u ? memory.place : CAPACITY, true};
+    int place = memory.place;
+    return {memory.list[place], memory.reached[place], window.before == 0u ? place : CAPACITY, true};
 }
 
 // The same of all tokens, in a bin that has too many; the bins are divided in turn.
@@ -59,8 +65,8 @@ __device__ __noinline__ Found find_deep(
         fill_bins(range, row, memory);
         bin = bin_with(target, by_count, memory);
     }
-    int taken = list_bins(bin.at, bin.at, range, row, memory);
-    Found found = find_in({taken, bin.before, bin.mass_before, bin.mass}, target, by_count, row, memory);
+    int taken = list_bins(bin.at, bin.at, bin.mass_before, range, row, memory);
+    Found found = find_in({taken, bin.before, bin.mass_before, bin.mass}, target, by_count, memory);
     found.mass += mass;
     found.place = CAPACITY;
     return found;
@@ -72,7 +78,7 @@ __device__ __noinline__ Found find(
     uint64 target, bool by_count, Range& range, Window& window, const Row& row, Memory& memory)
 {
     if (by_count ? target - window.before < uint64(window.taken) : target - window.mass_before < window.mass) {
-        return find_in(window, target, by_count, row, memory); // differences below 0 are large
+        return find_in(window, target, by_count, memory); // differences below 0 are large
     }
     Bin bin = bin_with(target, by_count, memory);
     if (bin.at >= range.bins && range.bins < BINS) {
@@ -92,8 +98,8 @@ __device__ __noinline__ Found find(
     bool has_all = bin.before + bin.count <= uint(by_count ? CAPACITY : FEW);
     window = {0, has_all ? 0u : bin.before, has_all ? 0ull : bin.mass_before, bin.mass};
     window.mass += bin.mass_before - window.mass_before;
-    window.taken = list_bins(has_all ? 0 : bin.at, bin.at, range, row, memory);
-    return find_in(window, target, by_count, row, memory);
+    window.taken = list_bins(has_all ? 0 : bin.at, bin.at, window.mass_before, range, row, memory);
+    return find_in(window, target, by_count, memory);
 }
 
 // A weight times a word, over 2^32, rounded down.
@@ -121,6 +127,9 @@ __device__ void ends_of(float& highest, float& lowest, Memory& memory)
     __syncthreads();
     highest = warp_max<32>(threadIdx.x % 32 < WARPS ? shared[threadIdx.x % 32] : highest);
     lowest = -warp_max<32>(-(threadIdx.x % 32 < WARPS ? shared[WARPS + threadIdx.x % 32] : lowest));
+#if PARTS > 1
+    wait_for_cluster(); // before that others may not be there to be told
+#endif
     uint64 own = (uint64(__float_as_uint(highest)) << 32) | __float_as_uint(lowest);
     exchange(OF_ENDS, own, memory, [&](int, uint64 of_block) {
         highest = combine_max(highest, __uint_as_float(uint(of_block >> 32)));
@@ -139,7 +148,7 @@ __device__ __noinline__ int list_likeliest(float own, int64 top_k, const Range& 
     }
     sum_bins(memory);
     Bin bin = bin_with(uint64(top_k - 1), true, memory);
-    return bin.at < BINS ? list_bins(0, bin.at, range, row, memory) : 0;
+    return bin.at < BINS ? list_bins(0, bin.at, 0ull, range, row, memory) : 0;
 }
 
 // The last token that is kept, of all in order.
@@ -159,7 +168,7 @@ __device__ __noinline__ Found last_kept(float own, float top_p, int64 top_k, con
         last = find(uint64(top_k - 1), true, range, window, row, memory);
     }
     if (top_p < 1.0f) {
-        uint64 mass = last.is_there ? last.mass : memory.ahead[PARTS].first;
+        uint64 mass = last.is_there ? last.mass : mass_of_bins(memory);
         uint64 wanted = max(share_of(mass, uint(top_p * 4294967296.0f)), 1ull);
         last = find(wanted - 1, false, range, window, row, memory);
     }
@@ -187,15 +196,18 @@ __device__ __noinline__ int64 at_share_of_list(
     const Kept& kept, int number, uint high, uint low, const Row& row, Memory& memory)
 {
     int at = int(threadIdx.x) / COUNTERS, share = int(threadIdx.x) % COUNTERS;
-    if (threadIdx.x < FEW && int(threadIdx.x) < number) {
-        Entry entry = memory.list[threadIdx.x];
-        memory.weights[threadIdx.x] = kept.weight(value_of(entry), int(entry & ALL_LANES), row);
+    Entry entry = int(threadIdx.x) < number ? memory.list[threadIdx.x] : 0ull;
+    uint64 weight = int(threadIdx.x) < number ? kept.weight(value_of(entry), int(entry & ALL_LANES), row) : 0ull;
+    __syncthreads();
+    if (threadIdx.x < FEW) {
+        memory.reached[threadIdx.x] = weight;
     }
     __syncthreads();
     uint own = at < number ? uint(memory.list[at]) : 0u;
     uint64 before = 0ull, all = 0ull;
+    #pragma unroll 2
     for (int other = share; other < number; other += COUNTERS) {
-        uint64 weight = memory.weights[other];
+        weight = memory.reached[other];
         all += weight;
         before += uint(memory.list[other]) < own ? weight : 0ull;
     }
@@ -205,7 +217,7 @@ __device__ __noinline__ int64 at_share_of_list(
         all += __shfl_xor_sync(ALL_LANES, all, distance);
     }
     uint64 target = share_of(all, high, low);
-    bool is_drawn = at < number && before <= target && target - before < memory.weights[at];
+    bool is_drawn = at < number && before <= target && target - before < memory.reached[at];
     return share == 0 && is_drawn ? int64(own) : -1;
 }
 
@@ -215,15 +227,11 @@ __device__ __forceinline__ int64 at_share(const Kept& kept, uint high, uint low,
     int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
     uint64 mass = 0ull, all = 0ull, before = 0ull;
     uint number = 0u;
-    auto may_keep = [&](const Chunk& chunk) {
-        bool any = false;
-        #pragma unroll
-        for (int u = 0; u < CHUNK; ++u) {
-            any |= float(chunk[u]) >= kept.value;
+    walk(row, [&](float value, int token) {
+        if (value >= kept.value) {
+            mass += kept.weight(value, token, row);
         }
-        return any;
-    };
-    walk(row, may_keep, [&](float value, int token) { mass += kept.weight(value, token, row); });
+    });
     uint64 own = mass;
     uint64 of_block = sum_before(mass, number, memory).first;
     exchange(OF_ALL, of_block, memory, [&](int rank, uint64 block) {
@@ -242,25 +250,20 @@ __device__ __forceinline__ int64 at_share(const Kept& kept, uint high, uint low,
     }
     __syncthreads();
     target -= memory.mass;
-    int first = row.begin + (memory.place - warp) * row.step, last = min(first + row.step, row.length / CHUNK);
+    int first = row.begin + (memory.place - warp) * row.step, each = (row.step + THREADS - 1) / THREADS;
+    int begin = first + int(threadIdx.x) * each, last = min(begin + each, min(first + row.step, row.length));
+    uint64 reached = 0ull;
+    #pragma unroll 1
+    for (int token = begin; token < last; ++token) {
+        reached += kept.weight(float(row.pack<1>(token)[0]), token, row);
+    }
+    sum_before(reached, number, memory);
     int64 found = -1;
-    for (int chunk = first + int(threadIdx.x); chunk - int(threadIdx.x) < last; chunk += THREADS) {
-        uint64 weights[CHUNK], sum = 0ull;
-        int place = min(chunk, last - 1) * CHUNK;
-        Chunk pack = load_pack<CHUNK>(row.logits + (long long)place * row.column);
-        #pragma unroll
-        for (int u = 0; u < CHUNK; ++u) {
-            weights[u] = chunk < last ? kept.weight(float(pack[u]), place + u, row) : 0ull;
-            sum += weights[u];
-        }
-        uint64 reached = sum;
-        uint64 whole = sum_before(reached, number, memory).first;
-        #pragma unroll
-        for (int u = 0; u < CHUNK; ++u) {
-            found = reached <= target && target < reached + weights[u] ? place + u : found;
-            reached += weights[u];
-        }
-        target -= whole; // behind all others it is larger than any sum
+    #pragma unroll 1
+    for (int token = begin; token < last; ++token) {
+        uint64 weight = kept.weight(float(row.pack<1>(token)[0]), token, row);
+        found = reached <= target && target < reached + weight ? token : found;
+        reached += weight;
     }
     return found;
 }
@@ -271,17 +274,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
 {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     Memory& memory = *reinterpret_cast<Memory*>(dynamic_shared);
+#if PARTS > 1
+    announce_to_cluster();
+#endif
     wait_for_previous_grid();
-    int part = int(blockIdx.x) % PARTS, chunks = p.length / CHUNK;
-    int own_chunks = (chunks + PARTS * WARPS - 1) / (PARTS * WARPS);
+    int part = int(blockIdx.x) % PARTS, step = (p.length / CHUNK + PARTS * WARPS - 1) / (PARTS * WARPS) * CHUNK;
     long long at = int(blockIdx.x) / PARTS;
     const float* limit = limits + at * p.limits_row;
     const int64* word = words + at * p.words_row;
-    int begin = (part * WARPS + int(threadIdx.x) / 32) * own_chunks, end = min(begin + own_chunks, chunks);
-    Row row = {logits + at * p.logits_row, p.length, p.logits_column, own_chunks, begin, end, 0.0f, 0.0f, 0.0f};
+    float scale = limit[0], top_p = limit[p.limits_column], min_p = limit[2 * p.limits_column];
+    int64 most = top_k[at * p.top_k_row];
+    uint high = uint(word[0]), low = uint(word[p.words_column]);
+    int begin = (part * WARPS + int(threadIdx.x) / 32) * step, end = min(begin + step, p.length);
+    const a_t* held = memory.held - (HELD > 0 ? part * WARPS * step : 0);
+    Row row = {logits + at * p.logits_row, held, p.length, p.logits_column, step, begin, end, 0.0f, 0.0f, 0.0f};
 
     float own = -__uint_as_float(0x7f800000u), lowest = -own;
-    walk(row, [&](float value, int) {
+    auto load = [&](int token) {
+        Chunk chunk = load_pack<CHUNK>(row.logits + (long long)token * row.column);
+        if (HELD > 0) {
+            store_pack(memory.held + (token - part * WARPS * step), chunk);
+        }
+        return chunk;
+    };
+    walk<CHUNK, AHEAD>(row, load, [&](float value, int) {
         own = combine_max(own, value);
         lowest = min(lowest, value);
     });
@@ -289,15 +305,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
     ends_of(row.highest, lowest, memory);
     int64 value[1] = {-1};
     bool is_mine = part == 0 && threadIdx.x == 0;
-    if (row.highest - row.highest == 0.0f && !(limit[0] > 0.0f)) {
+    if (row.highest - row.highest == 0.0f && !(scale > 0.0f)) {
         Entry first = ~0ull;
         walk(row, [&](float found, int token) { first = found == row.highest ? min(first, Entry(token)) : first; });
         value[0] = int64(least_of(first, memory));
     } else if (row.highest - row.highest == 0.0f) {
-        row.octaves = min(limit[0] * 1.44269504f, 3.4028234e38f);
+        row.octaves = min(scale * 1.44269504f, 3.4028234e38f);
         row.bins = float(REST) / max(min(depth_of(lowest, row), OCTAVES), 1e-30f);
-        float top_p = limit[p.limits_column], min_p = limit[2 * p.limits_column];
-        int64 most = top_k[at * p.top_k_row];
         Kept kept = {-__uint_as_float(0x7f800000u), 0, min_p > 0.0f ? floorf(min(min_p, 1.0f) * ONE) : 0.0f};
         Found last = {~0ull, 0ull, CAPACITY, false};
         if (most > 0 || top_p < 1.0f) {
@@ -306,7 +320,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
         if (last.entry != ~0ull) {
             kept.value = value_of(last.entry), kept.token = int(last.entry & ALL_LANES);
         }
-        uint high = uint(word[0]), low = uint(word[p.words_column]);
         value[0] = last.place >= FEW ? at_share(kept, high, low, row, memory)
             : part == 0 ? at_share_of_list(kept, last.place + 1, high, low, row, memory) : -1;
         is_mine = value[0] >= 0;
