@@ -136,7 +136,7 @@ def _first_result(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _generation(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds a token by the host's clock, with steps asked for ahead and one by one, and of a step alone."""
+    """Milliseconds a token by the host's clock, with steps asked for ahead and one by one; of a step; and choices."""
     from npu_runtime import Device, Generator
     from npu_text.host_decoding import decode_on_host
 
@@ -160,6 +160,25 @@ def _generation(args: argparse.Namespace) -> dict[str, Any]:
     for name in _KINDS:
         figures[f"{name}: ratio"] = figures[f"{name}: ahead, ms a token"] / step
         figures[f"{name}: one by one, us beyond the step"] = 1e3 * (figures[f"{name}: one by one, ms a token"] - step)
+        figures |= _choice_microseconds(generator, name)
+    return figures
+
+
+def _choice_microseconds(generator: Any, name: str) -> dict[str, float]:
+    """Median time until the host has the choice that follows a step of a model of which the CPU does a part."""
+    from npu_text.sampling import Sampling
+    from npu_text.token_choice import TokenChoice
+
+    choice = TokenChoice(generator.model, Sampling(**_KINDS[name]))
+    on_device = generator.model.begin().advance(_prompt(_PROMPT))
+    figures = {}
+    for place, logits in (("device", on_device), ("host", on_device.to_numpy())):
+        times = []
+        for position in range(_NEW_TOKENS):
+            started = time.perf_counter()
+            choice.choose(logits, position)
+            times.append(1e6 * (time.perf_counter() - started))
+        figures[f"{name}: choice from logits on the {place}, us"] = median(times)
     return figures
 
 

@@ -74,6 +74,18 @@ _GENERATION: Sequence[tuple[tuple[str, str], float, str, Texts]] = (
             ),
         )
     ),
+    *(
+        (
+            ("generation", f"temperature 0.8, top-p 0.95: choice from logits on the {place}, us"),
+            1,
+            "{:.0f} us",
+            (
+                f"a choice by itself, as where the CPU does a part of a step: with top-p 0.95, logits on the {place}",
+                f"CPU가 단계의 일부를 할 때처럼 따로 요청한 top-p 0.95의 토큰 고르기: {korean}에 있는 로짓",
+            ),
+        )
+        for place, korean in (("device", "장치"), ("host", "호스트"))
+    ),
     (("first result, s", "first token"), 1, "{:.2f} s", ("start to first token", "시작에서 첫 토큰까지")),
     (
         ("first result, s", "imports"),
