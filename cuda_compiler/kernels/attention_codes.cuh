@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
 #if FRESH
     __shared__ Fresh fresh;
     __shared__ int key_places[FRESH], value_places[FRESH];
-    find_places(key_places, value_places, batch, group, OPERAND_ARGUMENTS p);
+    OwnPlaces places(batch, group, OPERAND_ARGUMENTS p);
 #endif
     OwnQueries own;
     compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
@@ -130,6 +130,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     compute_fresh(fresh, batch, group, OPERAND_ARGUMENTS p);
 #endif
     leave_queries(queries, own);
+#if FRESH
+    places.leave(key_places, value_places);
+#endif
     __syncthreads();
 #if FRESH
     if (share.is_last()) { // the last warps have the fewest pieces
@@ -175,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
     if (share.is_last() && threadIdx.x == 0) {
-        report_places(batch, group, OPERAND_ARGUMENTS p);
+        report_places(key_places, value_places, batch, group, OPERAND_ARGUMENTS p);
     }
 #endif
 }

@@ -123,9 +123,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     }
 #if FRESH
     __shared__ int key_places[FRESH], value_places[FRESH];
-    find_places(key_places, value_places, batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
+    OwnPlaces places(batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
 #endif
     compute_inputs(queries, fresh, batch, group, OPERAND_ARGUMENTS p);
+#if FRESH
+    places.leave(key_places, value_places);
+#endif
     __syncthreads();
 #if FRESH
     if (share.is_last() && group % HEAD_PARTS == 0) {
@@ -161,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
     if (share.is_last() && group % HEAD_PARTS == 0 && threadIdx.x == 0) {
-        report_places(batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
+        report_places(key_places, value_places, batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
     }
 #endif
 }

@@ -31,26 +31,41 @@ private:
 };
 
 #if FRESH
-// Where in memory the new keys and values of a head of keys go; negative where there is no such place. A thread finds
-// one, and all may read them behind a barrier.
-__device__ __forceinline__ void find_places(
-    int (&key_places)[FRESH], int (&value_places)[FRESH], int batch, int head, OPERAND_PARAMETERS const Params& p)
-{
-    static_assert(2 * FRESH <= THREADS, "a thread for each place");
-    int row = int(threadIdx.x) % FRESH;
-    if (threadIdx.x < FRESH) {
-        key_places[row] = key_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
-    } else if (threadIdx.x < 2 * FRESH) {
-        value_places[row] = value_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
+// Where in memory new keys and values of a head of keys go, one of each for each thread; negative where there is no such
+// place. No branch stands between these loads and those that follow.
+struct OwnPlaces {
+    int key, value;
+
+    __device__ __forceinline__ OwnPlaces(int batch, int head, OPERAND_PARAMETERS const Params& p)
+    {
+        int row = int(threadIdx.x) % FRESH;
+        key = int(key_place(batch, head, row, 0, OPERAND_ARGUMENTS p));
+        value = int(value_place(batch, head, row, 0, OPERAND_ARGUMENTS p));
     }
-}
+
+    // Writes them down for all threads, which may read them behind a barrier.
+    __device__ __forceinline__ void leave(int (&key_places)[FRESH], int (&value_places)[FRESH]) const
+    {
+        if (threadIdx.x < FRESH) {
+            key_places[threadIdx.x] = key;
+            value_places[threadIdx.x] = value;
+        }
+    }
+};
 
 // Records indices beyond their tensors, at the end, where nothing waits for it.
-__device__ __forceinline__ void report_places(int batch, int head, OPERAND_PARAMETERS const Params& p)
+__device__ __forceinline__ void report_places(
+    const int (&key_places)[FRESH], const int (&value_places)[FRESH], int batch, int head,
+    OPERAND_PARAMETERS const Params& p)
 {
+    #pragma unroll 1
     for (int row = 0; row < FRESH; ++row) {
-        report_key_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
-        report_value_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
+        if (key_places[row] < 0) {
+            report_key_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
+        }
+        if (value_places[row] < 0) {
+            report_value_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
+        }
     }
 }
 #endif
