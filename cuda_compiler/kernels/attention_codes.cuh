@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
-    begin_block(queries, parts);
+    begin_block(queries, parts, false);
     Share share(list_open(states, batch, group, p));
     if (share.is_nobodys()) {
         leave_to_others();
@@ -171,6 +171,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
         add_piece_values(rows, score, stage(turn));
         __syncwarp();
         copy(turn + DEPTH);
+    }
+    if (EARLY) {
+        hurry_next_grid(); // not before: what it reads would come between the codes and what is waited for here
     }
     if (share.has(0)) {
         leave_rows(rows, ring, parts, 1.0f / VALUE_UNIT, coded_lane_column);

@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH], fresh[FRESH ? FRESH * (HEAD_SIZE + VALUE_SIZE) : 8];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
     int warp = int(threadIdx.x) / 32;
-    begin_block(queries, parts);
+    begin_block(queries, parts, EARLY);
     Share share(list_open(states, batch, group, p));
     if (share.is_nobodys()) {
         leave_to_others();

@@ -1,11 +1,11 @@
 // How blocks of threads begin, which blocks of positions are open, and how the parts of a result are put together.
 constexpr int TILE_PIECES = BLOCK / PIECE;
 
-// What a block of threads does before it looks at the mask. Where it is EARLY, it waits for the grid ahead only when it
-// needs what that computes.
-__device__ __forceinline__ void begin_block(tile_t* queries, Parts& parts)
+// What a block of threads does before it looks at the mask; whether the next grid may begin then. Where it is EARLY, it
+// waits for the grid ahead only when it needs what that computes.
+__device__ __forceinline__ void begin_block(tile_t* queries, Parts& parts, bool hurries)
 {
-    if (EARLY) {
+    if (hurries) {
         hurry_next_grid();
     }
     expect_parts(parts);

@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     }
 #endif
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS, warp = int(threadIdx.x) / 32;
-    begin_block(queries, parts);
+    begin_block(queries, parts, EARLY);
     auto page_of_tile = [&](int tile) { return int(page_of(0, 0, batch, tile * BLOCK / PAGE, PAGE_ARGUMENTS p)); };
     Share share(list_open(states, batch, group, p, Pages<decltype(page_of_tile)>{page_of_tile}));
     if (share.nobodys) {
