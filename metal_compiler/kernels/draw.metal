@@ -4,7 +4,8 @@
 //
 // For the last token that the limits keep the tokens are counted and weighed in bins along the order. What is looked
 // for, a number of tokens or a weight, lies in one bin: its tokens are put in order, or, where they are too many, are
-// divided among bins in turn. What is kept is then weighed along the tokens' numbers.
+// divided among bins in turn. What is kept is then weighed along the tokens' numbers. Where few are kept all of this is
+// done with a list of them.
 // Grid: rows in x. Block: THREADS.
 METAL_FUNC void sort_list(int total, int thread_number, threadgroup Memory& memory)
 {
@@ -25,9 +26,25 @@ METAL_FUNC void sort_list(int total, int thread_number, threadgroup Memory& memo
     }
 }
 
-// Puts the tokens of a bin in order; there are no more of them than the list holds. Returns how many there are.
-METAL_FUNC int list_bin(
-    int wanted, thread const Range& range, thread const Row& row, device const a_t* logits, threadgroup Memory& memory)
+// Puts few tokens in order: the place of each is how many are ahead of it.
+METAL_FUNC void order_few(int count, int thread_number, threadgroup Memory& memory)
+{
+    int place = 0;
+    ulong own = thread_number < count ? memory.list[thread_number] : 0ul;
+    for (int other = 0; other < count && thread_number < count; ++other) {
+        place += memory.list[other] < own;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_number < count) {
+        memory.list[place] = own;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Lists the tokens of bins `first` to `last` in order, if there is room; returns how many there are.
+METAL_FUNC int list_bins(
+    int first, int last, thread const Range& range, thread const Row& row, device const a_t* logits,
+    threadgroup Memory& memory)
 {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (row.thread_number == 0) {
@@ -37,12 +54,23 @@ METAL_FUNC int list_bin(
     for (int token = row.thread_number; token < row.length; token += THREADS) {
         float value = float(logits[token * row.column]);
         ulong entry = entry_of(value, token);
-        if (bin_of(exponent_of(value, row), entry, range) == wanted) {
-            memory.list[atomic_fetch_add_explicit(&memory.taken, 1u, memory_order_relaxed)] = entry;
+        int bin = bin_of(exponent_of(value, row), entry, range, row);
+        if (bin >= first && bin <= last) {
+            uint at = atomic_fetch_add_explicit(&memory.taken, 1u, memory_order_relaxed);
+            if (at < uint(CAPACITY)) {
+                memory.list[at] = entry;
+            }
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     int taken = int(atomic_load_explicit(&memory.taken, memory_order_relaxed));
+    if (taken > CAPACITY) {
+        return 0;
+    }
+    if (taken <= FEW) {
+        order_few(taken, row.thread_number, memory);
+        return taken;
+    }
     int total = 2;
     while (total < taken) {
         total *= 2;
@@ -55,39 +83,40 @@ METAL_FUNC int list_bin(
     return taken;
 }
 
-// The token of a bin that has `target` tokens before it, or before whose end a weight of `target` lies.
+// The token of the list that has `target` tokens before it, or before whose end a weight of `target` lies.
 METAL_FUNC Found find_in(
-    int bin, ulong target, bool by_count, thread const Range& range, thread const Row& row, device const a_t* logits,
-    threadgroup Memory& memory)
+    thread const Window& window, ulong target, bool by_count, thread const Row& row, threadgroup Memory& memory)
 {
-    int taken = list_bin(bin, range, row, logits, memory);
     int first = row.thread_number * OWN_ENTRIES;
+    int end = min(first + OWN_ENTRIES, window.taken);
     ulong mass = 0ul;
-    ulong count_before = ulong(count_at(bin - 1, memory));
     uint number = 0u;
-    for (int at = first; at < min(first + OWN_ENTRIES, taken); ++at) {
+    for (int at = first; at < end; ++at) {
         mass += weight_of(exponent_of(value_of(memory.list[at]), row));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     sum_before(mass, number, row.thread_number, memory);
-    ulong end = mass_at(bin - 1, memory) + mass;
-    for (int at = first; at < min(first + OWN_ENTRIES, taken); ++at) {
-        ulong begin = end;
-        end += weight_of(exponent_of(value_of(memory.list[at]), row));
-        if (by_count ? count_before + ulong(at) == target : begin <= target && target < end) {
+    ulong reached = window.mass_before + mass;
+    for (int at = first; at < end; ++at) {
+        ulong begin = reached;
+        reached += weight_of(exponent_of(value_of(memory.list[at]), row));
+        if (by_count ? ulong(window.before) + ulong(at) == target : begin <= target && target < reached) {
             memory.entry = memory.list[at];
-            memory.mass = end;
+            memory.mass = reached;
+            memory.place = at;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     Found found;
     found.entry = memory.entry;
     found.mass = memory.mass;
+    found.place = window.before == 0u ? memory.place : CAPACITY;
     found.is_there = true;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     return found;
 }
 
-// The same where the bin has too many tokens; the bins are divided in turn.
+// The same of all tokens, in a bin that has too many; the bins are divided in turn.
 METAL_FUNC Found find_deep(
     int bin, ulong target, bool by_count, Range range, thread const Row& row, device const a_t* logits,
     threadgroup Memory& memory)
@@ -102,7 +131,7 @@ METAL_FUNC Found find_deep(
         for (int token = row.thread_number; token < row.length; token += THREADS) {
             float value = float(logits[token * row.column]);
             ulong entry = entry_of(value, token);
-            if (bin_of(exponent_of(value, row), entry, range) == bin) {
+            if (bin_of(exponent_of(value, row), entry, range, row) == bin) {
                 first = min(first, entry);
                 behind = min(behind, ~entry);
             }
@@ -117,16 +146,25 @@ METAL_FUNC Found find_deep(
         fill_bins(range, row, logits, memory);
         bin = bin_with(target, by_count, row.thread_number, memory);
     }
-    Found found = find_in(bin, target, by_count, range, row, logits, memory);
+    Window window;
+    window.before = count_at(bin - 1, memory);
+    window.mass_before = mass_at(bin - 1, memory);
+    window.taken = list_bins(bin, bin, range, row, logits, memory);
+    Found found = find_in(window, target, by_count, row, memory);
     found.mass += mass;
+    found.place = CAPACITY;
     return found;
 }
 
-// The token that has `target` tokens before it, or before whose end a weight of `target` lies.
+// The same of all tokens. All likelier ones are listed too where that is no more work, or where what is looked for next
+// is mostly among them: by weight behind a number.
 METAL_FUNC Found find(
-    ulong target, bool by_count, thread Range& range, thread const Row& row, device const a_t* logits,
-    threadgroup Memory& memory)
+    ulong target, bool by_count, thread Range& range, thread Window& window, thread const Row& row,
+    device const a_t* logits, threadgroup Memory& memory)
 {
+    if (by_count ? target - ulong(window.before) < ulong(window.taken) : target - window.mass_before < window.mass) {
+        return find_in(window, target, by_count, row, memory); // differences below 0 are large
+    }
     int bin = bin_with(target, by_count, row.thread_number, memory);
     if (bin == BINS && range.bins < BINS) {
         range.bins = BINS;
@@ -136,16 +174,25 @@ METAL_FUNC Found find(
     Found found;
     found.entry = ~0ul;
     found.mass = 0ul;
+    found.place = CAPACITY;
     found.is_there = false;
     if (bin == BINS) {
         return found;
     }
-    if (count_at(bin, memory) - count_at(bin - 1, memory) <= uint(CAPACITY)) {
-        return find_in(bin, target, by_count, range, row, logits, memory);
+    uint end = count_at(bin, memory);
+    if (end - count_at(bin - 1, memory) > uint(CAPACITY)) {
+        found = find_deep(bin, target, by_count, range, row, logits, memory);
+        window.taken = 0;
+        window.mass = 0ul;
+        fill_bins(range, row, logits, memory);
+        return found;
     }
-    found = find_deep(bin, target, by_count, range, row, logits, memory);
-    fill_bins(range, row, logits, memory);
-    return found;
+    bool has_all = end <= uint(by_count ? CAPACITY : FEW);
+    window.before = has_all ? 0u : count_at(bin - 1, memory);
+    window.mass_before = has_all ? 0ul : mass_at(bin - 1, memory);
+    window.mass = mass_at(bin, memory) - window.mass_before;
+    window.taken = list_bins(has_all ? 0 : bin, bin, range, row, logits, memory);
+    return find_in(window, target, by_count, row, memory);
 }
 
 // A weight times a word, over 2^32, rounded down.
@@ -160,35 +207,50 @@ METAL_FUNC ulong share_of(ulong mass, uint high, uint low)
     return (mass >> 32) * ulong(high) + (((mass & 0xfffffffful) * ulong(high) + share_of(mass, low)) >> 32);
 }
 
+// Lists the first `top_k` tokens, and some behind them, if there is room: so many of the threads' best ones are in the
+// first bins, and with them all that are likelier. Returns how many there are.
+METAL_FUNC int list_likeliest(
+    ulong own, long top_k, thread const Range& range, thread const Row& row, device const a_t* logits,
+    threadgroup Memory& memory)
+{
+    clear_bins(row.thread_number, memory);
+    int bin = own == ~0ul ? BINS : bin_of(exponent_of(value_of(own), row), own, range, row);
+    if (bin < BINS) {
+        add(bin, 0ul, memory);
+    }
+    add_up_bins(row.thread_number, memory);
+    bin = bin_with(ulong(top_k - 1l), true, row.thread_number, memory);
+    return bin < BINS ? list_bins(0, bin, range, row, logits, memory) : 0;
+}
+
 // The last token that is kept, of all in order.
-METAL_FUNC ulong last_kept(
+METAL_FUNC Found last_kept(
     ulong own, float top_p, long top_k, thread const Row& row, device const a_t* logits, threadgroup Memory& memory)
 {
     Range range;
     range.first = 0ul;
     range.last = 0ul;
     range.shift = -1;
-    range.bins = NEAR;
-    if (top_k > 0l) {
-        // so many of the threads' best tokens are in the first bins, and with them all that are likelier
-        clear_bins(row.thread_number, memory);
-        int bin = own == ~0ul ? BINS : bin_of(exponent_of(value_of(own), row), own, range);
-        if (bin < BINS) {
-            add(bin, 0ul, memory);
-        }
-        add_up_bins(row.thread_number, memory);
-        range.bins = min(BINS, bin_with(ulong(top_k - 1l), true, row.thread_number, memory) + 1);
+    range.bins = NEAR * row.bins < float(BINS - 1) ? int(NEAR * row.bins) + 1 : BINS;
+    Window window;
+    window.taken = 0;
+    window.before = 0u;
+    window.mass_before = 0ul;
+    if (top_k > 0l && top_k <= long(THREADS / 2)) {
+        window.taken = list_likeliest(own, top_k, range, row, logits, memory);
     }
-    ulong mass = fill_bins(range, row, logits, memory);
-    ulong last = ~0ul;
+    window.mass = window.taken > 0 ? ~0ul : 0ul; // all that is looked for
+    ulong mass = window.taken > 0 ? 0ul : fill_bins(range, row, logits, memory);
+    Found last;
+    last.entry = ~0ul;
+    last.place = CAPACITY;
     if (top_k > 0l) {
-        Found found = find(ulong(top_k - 1l), true, range, row, logits, memory);
-        mass = found.is_there ? found.mass : mass;
-        last = found.entry;
+        last = find(ulong(top_k - 1l), true, range, window, row, logits, memory);
+        mass = last.is_there ? last.mass : mass;
     }
     if (top_p < 1.0f) {
         ulong wanted = max(share_of(mass, uint(top_p * 4294967296.0f)), 1ul);
-        last = find(wanted - 1ul, false, range, row, logits, memory).entry;
+        last = find(wanted - 1ul, false, range, window, row, logits, memory);
     }
     return last;
 }
@@ -207,7 +269,30 @@ METAL_FUNC ulong kept_weight(float value, int token, thread const Kept& kept, th
     return found >= kept.least ? found : 0ul;
 }
 
-// The token at a random share of what the kept ones weigh; each thread has neighbours.
+// The token at a random share of what the kept ones weigh. Here of the first ones of the list, no more than FEW.
+METAL_FUNC long at_share_of_list(
+    thread const Kept& kept, int number, uint high, uint low, thread const Row& row, threadgroup Memory& memory)
+{
+    int at = row.thread_number;
+    ulong entry = at < number ? memory.list[at] : 0ul;
+    uint token = uint(entry & 0xfffffffful);
+    memory.masses[at] = at < number ? kept_weight(value_of(entry), int(token), kept, row) : 0ul;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    ulong before = 0ul;
+    ulong all = 0ul;
+    for (int other = 0; other < number && at < number; ++other) {
+        all += memory.masses[other];
+        before += uint(memory.list[other] & 0xfffffffful) < token ? memory.masses[other] : 0ul;
+    }
+    ulong target = share_of(all, high, low);
+    if (at < number && before <= target && target - before < memory.masses[at]) {
+        memory.entry = ulong(token);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return long(memory.entry);
+}
+
+// The same of all tokens; each thread has neighbours.
 METAL_FUNC long at_share(
     thread const Kept& kept, uint high, uint low, thread const Row& row, device const a_t* logits,
     threadgroup Memory& memory)
@@ -238,10 +323,14 @@ METAL_FUNC long drawn(
     threadgroup Memory& memory)
 {
     ulong own = ~0ul;
+    ulong last_one = 0ul;
     for (int token = row.thread_number; token < row.length; token += THREADS) {
-        own = min(own, entry_of(float(logits[token * row.column]), token));
+        ulong entry = entry_of(float(logits[token * row.column]), token);
+        own = min(own, entry);
+        last_one = max(last_one, entry);
     }
-    ulong best = least_of(own, row.thread_number, memory);
+    ulong best = own;
+    ends_of(best, last_one, row.thread_number, memory);
     row.highest = value_of(best);
     if (uint(best >> 32) == 0u || !(row.highest - row.highest == 0.0f)) {
         return -1l;
@@ -252,10 +341,15 @@ METAL_FUNC long drawn(
     Kept kept;
     kept.last = ~0ul;
     kept.least = min_p > 0.0f ? ulong(min(min_p, 1.0f) * ONE) : 0ul;
+    int number = CAPACITY;
     if (top_k > 0l || top_p < 1.0f) {
-        kept.last = last_kept(own, top_p, top_k, row, logits, memory);
+        row.bins = float(BINS - 1) / max(min(-exponent_of(value_of(last_one), row), DEPTH), 1e-30f);
+        Found last = last_kept(own, top_p, top_k, row, logits, memory);
+        kept.last = last.entry;
+        number = last.place + 1;
     }
-    return at_share(kept, high, low, row, logits, memory);
+    return number <= FEW ? at_share_of_list(kept, number, high, low, row, memory)
+                         : at_share(kept, high, low, row, logits, memory);
 }
 
 kernel void draw(
@@ -278,6 +372,7 @@ kernel void draw(
     row.length = p.length;
     row.column = p.logits_column;
     row.highest = 0.0f;
+    row.bins = 0.0f;
     row.scale = limit[0] > 0.0f ? min(limit[0], 3.4028234e38f) : 0.0f; // no bin is ahead of the first, nor a NaN
     long token = drawn(
         row, limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row],

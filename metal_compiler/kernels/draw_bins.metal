@@ -1,9 +1,9 @@
 // Tokens of a row, counted and weighed in bins along their order (see `draw`).
 constant constexpr int BINS = 1344;
 constant constexpr float DEPTH = 28.0f; // of exponents that have a weight
-constant constexpr float PER_UNIT = 48.0f; // bins
-constant constexpr int NEAR = 432; // bins that most of the weight lies in
+constant constexpr float NEAR = 9.0f; // of exponents that most of the weight lies in
 constant constexpr float ONE = 1099511627776.0f; // the greatest weight
+constant constexpr int FEW = THREADS; // tokens of a list whose places are counted
 constant constexpr int OWN_BINS = (BINS + THREADS - 1) / THREADS;
 constant constexpr int OWN_ENTRIES = CAPACITY / THREADS;
 
@@ -26,6 +26,7 @@ struct Row {
     int column;
     float highest;
     float scale;
+    float bins; // of an exponent of 1, so that they reach to the lowest logit
 };
 
 // Which tokens are in bins: those by their exponent, or those of a part of the order, its entries divided by 2^shift.
@@ -36,9 +37,18 @@ struct Range {
     int bins;
 };
 
+// The tokens that are in the list, in order, and what lies ahead of them; none where none are taken.
+struct Window {
+    int taken;
+    uint before;
+    ulong mass_before;
+    ulong mass;
+};
+
 struct Found {
     ulong entry;
     ulong mass; // up to the end of it
+    int place;  // in the list; CAPACITY where that does not begin with the first token
     bool is_there;
 };
 
@@ -59,10 +69,10 @@ METAL_FUNC float exponent_of(float value, thread const Row& row) { return (value
 
 METAL_FUNC ulong weight_of(float exponent) { return ulong(precise::exp(exponent) * ONE); }
 
-METAL_FUNC int bin_of(float exponent, ulong entry, thread const Range& range)
+METAL_FUNC int bin_of(float exponent, ulong entry, thread const Range& range, thread const Row& row)
 {
     if (range.shift < 0) {
-        return exponent > -DEPTH ? int(-exponent * PER_UNIT) : BINS;
+        return exponent > -DEPTH ? min(int(-exponent * row.bins), BINS - 1) : BINS;
     }
     return exponent > -DEPTH && entry >= range.first && entry <= range.last
         ? int((entry - range.first) >> uint(range.shift))
@@ -145,6 +155,24 @@ METAL_FUNC ulong least_of(ulong entry, int thread_number, threadgroup Memory& me
     return least;
 }
 
+// Replaces entries of each thread by the first and the last of all threads.
+METAL_FUNC void ends_of(thread ulong& first, thread ulong& last, int thread_number, threadgroup Memory& memory)
+{
+    memory.masses[thread_number] = first;
+    memory.list[thread_number] = last;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_number == 0) {
+        for (int other = 1; other < THREADS; ++other) {
+            memory.masses[0] = min(memory.masses[0], memory.masses[other]);
+            memory.list[0] = max(memory.list[0], memory.list[other]);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    first = memory.masses[0];
+    last = memory.list[0];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
 METAL_FUNC void clear_bins(int thread_number, threadgroup Memory& memory)
 {
     for (int bin = thread_number; bin < BINS; bin += THREADS) {
@@ -183,7 +211,7 @@ METAL_FUNC ulong fill_bins(
     for (int token = row.thread_number; token < row.length; token += THREADS) {
         float value = float(logits[token * row.column]);
         float exponent = exponent_of(value, row);
-        int bin = bin_of(exponent, entry_of(value, token), range);
+        int bin = bin_of(exponent, entry_of(value, token), range, row);
         if (bin < BINS) {
             ulong weight = weight_of(exponent);
             all += weight;
