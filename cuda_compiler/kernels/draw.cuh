@@ -39,7 +39,9 @@ __device__ __noinline__ Found find_in(const Window& window, uint64 target, bool 
     }
     __syncthreads();
     int place = memory.place;
-    return {memory.list[place], memory.reached[place], window.before == 0u ? place : CAPACITY, true};
+    Found found = {memory.list[place], memory.reached[place], window.before == 0u ? place : CAPACITY, true};
+    __syncthreads(); // all have read the place before the next one is written
+    return found;
 }
 
 // The same of all tokens, in a bin that has too many; the bins are divided in turn.
