@@ -31,6 +31,7 @@ SAMPLINGS = [
     LaneSampling(3.0, top_p=1e-9, seed=7),
     LaneSampling(0.1, top_k=4900, top_p=0.9, seed=8),
     LaneSampling(1.0, top_k=1 << 40, top_p=0.5, seed=9),
+    *(LaneSampling(1.0, top_k=50 * count, top_p=0.3 + 0.15 * count, seed=count) for count in range(1, 5)),
 ]
 VOCABULARY = 5000
 
@@ -54,11 +55,11 @@ def inputs_of(samplings: list[LaneSampling], position: int) -> dict[str, NDArray
 
 
 def tokens_on_host(
-    plan: ExecutionPlan, option: int, arrays: dict[str, NDArray[Any]], folder: Path
+    plan: ExecutionPlan, option: int, arrays: dict[str, NDArray[Any]], folder: Path, backwards: bool = False
 ) -> NDArray[np.int64]:
     """What one way to draw gives on the processor."""
     given = {name: array.view(np.uint8) for name, array in arrays.items()}
-    return run_plan_on_host(plan.resolved(lambda *_: option), given, folder)["tokens"].view(np.int64)
+    return run_plan_on_host(plan.resolved(lambda *_: option), given, folder, backwards)["tokens"].view(np.int64)
 
 
 def spread(deviation: float, rng: np.random.Generator) -> NDArray[Any]:
@@ -81,16 +82,32 @@ def neighbours(deviation: float, rng: np.random.Generator) -> NDArray[Any]:
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
 @pytest.mark.parametrize("option", [0, 1], ids=["cluster", "block"])
-@pytest.mark.parametrize(("make", "deviation"), [(spread, 0.5), (spread, 4.0), (levels, 1.0), (neighbours, 0.3)])
+@pytest.mark.parametrize(
+    ("make", "deviation", "backwards"),
+    [
+        (spread, 0.5, False),
+        (spread, 0.5, True),
+        (spread, 4.0, False),
+        (levels, 1.0, False),
+        (neighbours, 0.3, False),
+        (neighbours, 0.3, True),
+    ],
+)
 def test_draws_are_those_of_the_reference(
-    make: Any, deviation: float, option: int, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Any,
+    deviation: float,
+    backwards: bool,
+    option: int,
+    rng: np.random.Generator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda_compiler.draw, "_LEAST_TOKENS", 64)
     logits, count = make(deviation, rng), len(SAMPLINGS)
     arrays = inputs_of(SAMPLINGS, 7) | {"logits": logits}
     plan = plan_of(count, VOCABULARY)
     assert clusters_of(plan, option) == [((8, 1, 1), (1, 1, 1))[option]]
-    found = tokens_on_host(plan, option, arrays, tmp_path)
+    found = tokens_on_host(plan, option, arrays, tmp_path, backwards)
     for row, sampling, token in zip(logits, SAMPLINGS, found.tolist(), strict=True):
         expected = wanted(row.astype(np.float32), sampling, 7)
         assert expected.is_met_by(token), sampling

@@ -210,7 +210,7 @@ def run_on_host(
 
 
 def run_plan_on_host(
-    plan: ExecutionPlan, tensors: dict[str, NDArray[np.uint8]], folder: Path
+    plan: ExecutionPlan, tensors: dict[str, NDArray[np.uint8]], folder: Path, backwards: bool = False
 ) -> dict[str, NDArray[np.uint8]]:
     """The bytes of a plan's named buffers after all of its launches; those that it updates in place included.
 
@@ -218,6 +218,8 @@ def run_plan_on_host(
         plan: The plan, without choices.
         tensors: As in `run_on_host`.
         folder: As in `run_on_host`.
+        backwards: Whether the last thread is the first to go on behind a barrier: one that is missing shows in one
+            order or the other.
     """
     buffers = _memory(plan, tensors)
     for buffer, array in zip(plan.buffers, buffers, strict=True):
@@ -225,7 +227,7 @@ def run_plan_on_host(
             array[:] = 0
     for call in plan.calls:
         assert isinstance(call, KernelCall)
-        _launch(plan, call, buffers, folder)
+        _launch(plan, call, buffers, folder, backwards)
     named = zip(plan.buffers, buffers, strict=True)
     return {buffer.name or buffer.role.value: array[: buffer.nbytes] for buffer, array in named}
 
@@ -241,7 +243,9 @@ def _memory(plan: ExecutionPlan, tensors: dict[str, NDArray[np.uint8]]) -> list[
     return buffers
 
 
-def _launch(plan: ExecutionPlan, call: KernelCall, buffers: Sequence[NDArray[np.uint8]], folder: Path) -> None:
+def _launch(
+    plan: ExecutionPlan, call: KernelCall, buffers: Sequence[NDArray[np.uint8]], folder: Path, backwards: bool = False
+) -> None:
     kernel = plan.kernels[call.kernel]
     library = _library(_translated(kernel.text, kernel.entry, call.args), folder)
     parameters = np.frombuffer(call.params, np.uint8).copy()
@@ -253,7 +257,7 @@ def _launch(plan: ExecutionPlan, call: KernelCall, buffers: Sequence[NDArray[np.
     pointers = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, parameters.ctypes.data)
     declared = re.search(r"^#define SPLITS (\d+)$", kernel.text, re.M) if _ALONG_Y in kernel.text else None
     cluster = cluster_of(call)[0], int(declared[1]) if declared else 1
-    sizes: Sequence[int] = (*call.grid, call.block[0], *cluster, call.shared_bytes)
+    sizes: Sequence[int] = (*call.grid, call.block[0], *cluster, call.shared_bytes, backwards)
     if ctypes.CDLL(str(library)).run(pointers, *sizes):
         raise RuntimeError(f"the kernel '{kernel.entry}' waits for ever")
 

@@ -244,7 +244,7 @@ static void enter()
     current->finished = true;
     _longjmp(scheduler, 1);
 }
-static int run_cluster(Dim first, Dim cluster, int block, int shared)
+static int run_cluster(Dim first, Dim cluster, int block, int shared, bool backwards)
 {
     int count = cluster.x * cluster.y;
     cluster_barrier = Barrier();
@@ -272,7 +272,8 @@ static int run_cluster(Dim first, Dim cluster, int block, int shared)
     }
     for (long turns = 0, left = 1; left > 0; ++turns) {
         left = 0;
-        for (Fiber& fiber : fibers) {
+        for (size_t number = 0; number < fibers.size(); ++number) {
+            Fiber& fiber = fibers[backwards ? fibers.size() - 1 - number : number];
             if (!fiber.finished) {
                 ++left;
                 resume(fiber);
@@ -290,7 +291,7 @@ static int run_cluster(Dim first, Dim cluster, int block, int shared)
     }
     return 0;
 }
-extern "C" __attribute__((visibility("default"))) int run(void** pointers, int x, int y, int z, int block, int cluster_x, int cluster_y, int shared)
+extern "C" __attribute__((visibility("default"))) int run(void** pointers, int x, int y, int z, int block, int cluster_x, int cluster_y, int shared, int backwards)
 {
     bound = pointers;
     grid_size = {x, y, z};
@@ -300,7 +301,7 @@ extern "C" __attribute__((visibility("default"))) int run(void** pointers, int x
     for (Dim first = {0, 0, 0}; first.z < z; ++first.z) {
         for (first.y = 0; first.y < y; first.y += cluster_y) {
             for (first.x = 0; first.x < x && !failed; first.x += cluster_x) {
-                failed = run_cluster(first, {cluster_x, cluster_y, 1}, block, shared);
+                failed = run_cluster(first, {cluster_x, cluster_y, 1}, block, shared, backwards);
             }
         }
     }
