@@ -71,6 +71,7 @@ def _launch(draw: Draw, parts: int, around: AnchoredGroup) -> KernelCall:
     shared = 12 * _BINS + 16 * _CAPACITY + _OTHER_BYTES + (12 * _BINS // parts if parts > 1 else 0)
     with_tokens = shared + tokens * logits.dtype.size
     is_held = with_tokens <= (around.device.shared_bytes if parts > 1 else around.device.core_shared_bytes // 2)
+    shared = with_tokens if is_held else shared
     launch = Launch(
         DRAW,
         grid=(draw.rows * parts, 1, 1),
@@ -87,11 +88,11 @@ def _launch(draw: Draw, parts: int, around: AnchoredGroup) -> KernelCall:
             "PARTS": parts,
             "BINS": _BINS,
             "HELD": tokens if is_held else 0,
-            "SHARED_BYTES": with_tokens if is_held else shared,
+            "SHARED_BYTES": shared,
         },
         inputs=draw.arguments,
         flops=draw.flops,
-        shared_bytes=with_tokens if is_held else shared,
+        shared_bytes=shared,
         extension=cluster_along_x(parts),
     )
     return around.launch(launch, 1)

@@ -85,9 +85,9 @@ def signed_seed(seed: int) -> int:
     return (seed + half) % (2 * half) - half
 
 
-def not_a_number(highest: str) -> DeviceError:
+def not_a_number() -> DeviceError:
     """What to raise for logits of which the highest is none that can be compared."""
     return DeviceError(
-        f"the model gave {highest} as highest logit; its weights are damaged, or too large for the data type: extract "
+        "the model gave no number as highest logit; its weights are damaged, or too large for the data type: extract "
         "it as bfloat16"
     )

@@ -60,5 +60,5 @@ class TokenChoice:
         """
         token = int(self._tokens[position])
         if token == NO_NUMBER:
-            raise not_a_number("no number")
+            raise not_a_number()
         return token

@@ -127,17 +127,18 @@ METAL_FUNC Found find_deep(
         mass += mass_before;
         target -= by_count ? ulong(count_at(bin - 1, memory)) : mass_before;
         ulong first = ~0ul;
-        ulong behind = ~0ul; // the last one, turned around
+        ulong last = 0ul;
         for (int token = row.thread_number; token < row.length; token += THREADS) {
             float value = float(logits[token * row.column]);
             ulong entry = entry_of(value, token);
             if (bin_of(exponent_of(value, row), entry, range, row) == bin) {
                 first = min(first, entry);
-                behind = min(behind, ~entry);
+                last = max(last, entry);
             }
         }
-        range.first = least_of(first, row.thread_number, memory);
-        range.last = ~least_of(behind, row.thread_number, memory);
+        ends_of(first, last, row.thread_number, memory);
+        range.first = first;
+        range.last = last;
         range.shift = 0;
         range.bins = BINS;
         while (((range.last - range.first) >> uint(range.shift)) >= ulong(BINS)) {

@@ -139,22 +139,6 @@ METAL_FUNC ulong sum_of(ulong mass, int thread_number, threadgroup Memory& memor
     return sum;
 }
 
-METAL_FUNC ulong least_of(ulong entry, int thread_number, threadgroup Memory& memory)
-{
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    memory.masses[thread_number] = entry;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (thread_number == 0) {
-        for (int other = 1; other < THREADS; ++other) {
-            memory.masses[0] = min(memory.masses[0], memory.masses[other]);
-        }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    ulong least = memory.masses[0];
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return least;
-}
-
 // Replaces entries of each thread by the first and the last of all threads.
 METAL_FUNC void ends_of(thread ulong& first, thread ulong& last, int thread_number, threadgroup Memory& memory)
 {

@@ -181,7 +181,7 @@ class BoundChoice:
         assert group is not None
         tokens = self._found["tokens"][: self._used].copy()
         if tokens.min() < 0 and (group.lanes[tokens < 0] < group.nobody).any():
-            raise not_a_number("no number")
+            raise not_a_number()
         for place, text in group.penalised:
             text.last = int(tokens[place])
             text.counts[text.last] += OF_TEXT

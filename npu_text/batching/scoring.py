@@ -80,7 +80,7 @@ class BoundScores:
         count, best = len(self._tokens), self._best
         logprobs = self._views["logprobs"][:count]
         if np.isnan(logprobs).any():
-            raise not_a_number("no number")
+            raise not_a_number()
         likeliest = (self._views[name][:count, :best].tolist() for name in ("best", "best_logprobs"))
         return tuple(
             Chosen(token, logprob, tuple(zip(*each, strict=True)))

@@ -15,11 +15,10 @@ from npu_compiler.graph.next_token import NO_NUMBER
 from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime import Device, Generator, NPUBuffer
 from npu_text.batching.choosing import LaneChooser, LaneRow
-from npu_text.batching.engine import LaneSampling
 from npu_text.device_decoding import decode_on_device
 from npu_text.sampling import Sampling
 from tests.support.decoders import Decoder, fill_weights
-from tests.support.lane_choice import wanted
+from tests.support.lane_choice import lane_of, wanted
 from tests.support.next_token import PLACES, NextToken
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -41,18 +40,13 @@ def rounded(logits: NDArray[Any]) -> NDArray[Any]:
     return logits.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
-def lane(sampling: Sampling) -> LaneSampling:
-    """The same for a server."""
-    return LaneSampling(**{name: value for name, value in vars(sampling).items() if value is not None})
-
-
 @pytest.mark.parametrize("vocabulary", [1, 2, 7, 997])
 def test_choices_are_those_of_the_reference(vocabulary: int, device: Device, rng: np.random.Generator) -> None:
     choose = NextToken(device, vocabulary, drawn=True)
     for number, options in enumerate(OPTIONS * 2):
         sampling, position = Sampling(**options, seed=number), number % PLACES
         logits = rounded(rng.standard_normal(vocabulary) * (3 if number % 2 else 0.2))
-        assert wanted(logits, lane(sampling), position + 1).is_met_by(choose(logits, position, sampling))
+        assert wanted(logits, lane_of(sampling), position + 1).is_met_by(choose(logits, position, sampling))
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-38, 0.8, 100.0])
@@ -72,7 +66,7 @@ def test_tokens_closed_by_the_lowest_number(temperature: float, limits: dict[str
 def test_the_lane_of_a_server_draws_the_same(options: dict[str, Any], device: Device, rng: np.random.Generator) -> None:
     chooser, choose = LaneChooser(device, 320, "bfloat16", 1), NextToken(device, 320, drawn=True)
     sampling = Sampling(**options, seed=9)
-    chooser.begin(0, lane(sampling), [])
+    chooser.begin(0, lane_of(sampling), [])
     spec = BufferSpec("logits", BFLOAT16, BFLOAT16, dense((1, 320)))
     for position in range(PLACES):
         logits = rounded(rng.standard_normal(320) * 2)

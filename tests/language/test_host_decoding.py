@@ -14,11 +14,10 @@ import npu_compiler
 from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_compiler.errors import InputError
 from npu_runtime import Device, Generator, NPUBuffer
-from npu_text.batching.engine import LaneSampling
 from npu_text.host_decoding import decode_on_host
 from npu_text.sampling import Sampling
 from tests.support.decoders import Decoder
-from tests.support.lane_choice import wanted
+from tests.support.lane_choice import lane_of, wanted
 
 PROMPT = [5, 6, 7, 8, 9]
 OPTIONS: list[dict[str, Any]] = [
@@ -52,7 +51,7 @@ def decoding_on_host(request: pytest.FixtureRequest, qwen: Decoder, device: Devi
 
 def check_text(generator: Generator, **options: Any) -> None:
     """Checks that each token is the reference's choice from the logits of those before it."""
-    lane = LaneSampling(**{"temperature": 0.0, **options})
+    lane = lane_of(Sampling(**options))
     text = [token.id for token in generator.generate(PROMPT, 20, **options)]
     sequence, given = generator.model.begin(), PROMPT
     for token in text:

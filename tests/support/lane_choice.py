@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from npu_compiler.integers import ceil_div
 from npu_text.batching.engine import LaneSampling
+from npu_text.sampling import Sampling
 
 __all__ = ["HOSTILE_LIMITS", "HOSTILE_TOP_K", "Wanted", "allowed_bits", "check_hostile", "limits_of", "philox"]
-__all__ += ["probabilities", "random_words", "wanted"]
+__all__ += ["lane_of", "probabilities", "random_words", "wanted"]
 
 _WORD = (1 << 32) - 1
 _ONE = 1 << 40
@@ -60,6 +61,11 @@ class Wanted(NamedTuple):
 def limits_of(samplings: Sequence[LaneSampling]) -> NDArray[np.float32]:
     """What `npu_tokens.draw` is to keep to, float32 [R, 3]."""
     return np.array([(1 / s.temperature if s.temperature else 0, s.top_p, s.min_p) for s in samplings], np.float32)
+
+
+def lane_of(sampling: Sampling) -> LaneSampling:
+    """How a server is to choose what a text's sampling chooses."""
+    return LaneSampling(**{name: value for name, value in vars(sampling).items() if value is not None})
 
 
 def check_hostile(tokens: NDArray[np.int64], logits: NDArray[Any]) -> None:
