@@ -1,8 +1,8 @@
 // Products of 2 to 16 vectors by a matrix in codes that is read once, on tensor cores: result[v, o] = sum of vector[v,
 // k] * scale(o, k) * (code(o, k) - zero(o, k)). The matrix is the operand of 16 rows, vectors are its columns, in
 // groups of eight; k is permuted alike for both operands. WARPS_K warps share a tile of 16 rows, and CLUSTER blocks
-// share k; the first steps of a warp's codes are copied before the grid ahead of this one has finished. Grid: clusters
-// with tiles in turns in x.
+// share k; the first steps of a warp's codes are copied before the grid ahead of this one has finished, by the first
+// PACED blocks one after another, as in integer_rows.cuh. Grid: clusters with tiles in turns in x.
 constexpr int GROUPS_OF_COLUMNS = (VECTORS + 7) / 8, COLUMNS = 8 * GROUPS_OF_COLUMNS;
 constexpr int PART_ROW = TILE + 4, PART = BLOCK_WARPS * COLUMNS * PART_ROW, TEAM = 32 * WARPS_K;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHARE = (ITEMS + CLUSTER - 1) / CLUSTER;
@@ -274,6 +274,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     #pragma unroll 1
     for (int stage = 0; stage < STAGES; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);
+        if (int(blockIdx.x) < PACED && stage + 1 < STAGES) {
+            wait_for_copies<0>();
+        }
     }
     Codebook codebook;
     codebook.load(entries);

@@ -3,10 +3,12 @@
 // Codes of a byte are multiplied as they lie, those of four bits once pairs of them have been separated. A number of
 // the vector is two bytes, and these are two columns of a product; four units take eight columns, each of which has
 // zeros in the place of the other units. So there is a sum for each unit, and it is exact. WARPS_K warps share a tile
-// of 16 rows; the first steps of their codes are copied before the grid ahead of this one has finished. Grid: tiles in
-// turns in x.
+// of 16 rows; the first steps of their codes are copied before the grid ahead of this one has finished, and by the first
+// PACED blocks one after another: what the grids ahead wait for would come behind all of them at once. Where a tile is
+// HELD, these are all steps that a warp has. Grid: tiles in turns in x.
 constexpr int PART_ROW = TILE + 4, PARTS = 2 * BLOCK_WARPS * PART_ROW; // a warp's sums; tiles take turns
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES;
+constexpr int SIDE_BY_SIDE = STAGES < 4 ? STAGES : 2; // steps whose codes are held
 constexpr int SCALED_AT = BLOCK_WARPS * STAGES * STAGE_BYTES;
 constexpr int DIGITS_AT = SCALED_AT + TEAMS * SCALED_TILES * SCALED_BYTES, UNITS_AT = DIGITS_AT + 2 * DIGIT_ROW;
 constexpr int PARTS_AT = UNITS_AT + COMMON / UNIT * 8, COMPUTED_AT = PARTS_AT + PARTS * 4;
@@ -110,19 +112,33 @@ __device__ __forceinline__ void multiply_tile(
 {
     int lane = int(threadIdx.x) % 32;
     float sum[2] = {};
+    auto multiply_step = [&](const unsigned char* codes, int bundle) {
+        multiply_bundle(sum, codes, scaled, vector, bundle, 0);
+        if (STEP == 2 && bundle + 1 < ring.last) {
+            multiply_bundle(sum, codes, scaled, vector, bundle + 1, 1);
+        }
+    };
+#if HELD // no step takes the place of another, so that several are multiplied side by side
+    wait_for_copies<0>();
+    __syncwarp();
+    #pragma unroll SIDE_BY_SIDE
+    for (int step = 0; step < STAGES; ++step) {
+        if (ring.first + step * STEP < ring.last) {
+            multiply_step(stages + step * STAGE_BYTES, ring.first + step * STEP);
+        }
+    }
+#else
     #pragma unroll 1
     for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
         unsigned char* codes = stages + stage * STAGE_BYTES;
         wait_for_copies<STAGES - 1>();
         __syncwarp();
-        multiply_bundle(sum, codes, scaled, vector, bundle, 0);
-        if (STEP == 2 && bundle + 1 < ring.last) {
-            multiply_bundle(sum, codes, scaled, vector, bundle + 1, 1);
-        }
+        multiply_step(codes, bundle);
         __syncwarp(); // all lanes have read what is overwritten
         ring.fill(codes, further, p);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
+#endif
     #pragma unroll
     for (int side = 0; side < 2; ++side) {
         float total = warp_sum<4>(sum[side]); // of lanes that have other units
@@ -148,6 +164,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     #pragma unroll 1
     for (int stage = 0; stage < STAGES; ++stage) {
         ring.fill(stages + stage * STAGE_BYTES, further, p);
+        if (int(blockIdx.x) < PACED && stage + 1 < STAGES) {
+            wait_for_copies<0>();
+        }
     }
     wait_for_previous_grid();
     const Vector digits{

@@ -7,7 +7,7 @@ from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.early_launches import EarlyLaunch, launches_ahead, paced_blocks
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, group_of, unit_of
 from cuda_compiler.products.few_codes_sizes import Work, few_codes_sizes
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
@@ -30,7 +30,7 @@ _TOLD = "scale_t zero_t codebook_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE COD
 FEW_CODES = KernelTemplate(
     "few_codes",
     params="int outputs, tiles, vector_row, zero_row",
-    macros=(f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES {VECTOR_MACROS}"),
+    macros=f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES PACED {VECTOR_MACROS}",
     inputs="matrix scales zeros entries vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
@@ -50,6 +50,8 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
     if work is None or sizes is None:
         return []
     blocks = sizes.clusters(work, device) * sizes.cluster
+    shared_bytes = sizes.shared_bytes(work, store * around.group.pairs)
+    ahead = around.lowering.ask(launches_ahead, min(codes.reads()))
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes, "entries": codes.codebook or codes}
     vectors = vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
@@ -75,12 +77,13 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "CLUSTER": sizes.cluster,
             "STEP": work.step,
             "STAGES": sizes.stages,
+            "PACED": min(blocks, paced_blocks(ahead, shared_bytes, device)) if sizes.stages > 1 else 0,
             **vectors.macros,
         },
         inputs={"matrix": codes.argument, **{name: part.argument for name, part in parts.items()}, **vectors.inputs},
         flops=found.flops,
         prologues=vectors.prologues,
-        shared_bytes=sizes.shared_bytes(work, store * around.group.pairs),
+        shared_bytes=shared_bytes,
         extension=cluster_along_x(sizes.cluster),
         hurries=True,
     )

@@ -7,7 +7,7 @@ from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.early_launches import EarlyLaunch, runs_beside
+from cuda_compiler.early_launches import EarlyLaunch, launches_ahead, paced_blocks, spread_bytes
 from cuda_compiler.octets import octet_prologue
 from cuda_compiler.products.coded_tiles import TILE, group_of, unit_of
 from cuda_compiler.products.integer_rows_sizes import Work, integer_rows_sizes
@@ -31,7 +31,7 @@ INTEGER_ROWS = KernelTemplate(
     params="int tiles",
     macros=(
         "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO_ROW ZERO "
-        f"TEAMS WARPS_K STEP STAGES SCALED_TILES FACTOR {VECTOR_MACROS}"
+        f"TEAMS WARPS_K STEP STAGES SCALED_TILES HELD PACED FACTOR {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
@@ -51,7 +51,9 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
     sizes = None if work is None else integer_rows_sizes(work, device)
     if work is None or sizes is None:
         return []
-    blocks = sizes.blocks(work, device)
+    blocks, shared_bytes = sizes.blocks(work, device), sizes.shared_bytes(work, device)
+    ahead = around.lowering.ask(launches_ahead, min(codes.reads()))
+    beside = sizes.beside or codes.bits == 4 or any(each.beside for each in ahead)
     parts = {"matrix": codes, "scales": codes.scale, "zeros": codes.zeros or codes}
     octets = _octets(vector, around.lowering, blocks)
     vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
@@ -78,6 +80,8 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
             "STEP": work.step,
             "STAGES": sizes.stages,
             "SCALED_TILES": sizes.scaled_tiles(work, device),
+            "HELD": int(sizes.holds_tile(work, device)),
+            "PACED": min(blocks, paced_blocks(ahead, shared_bytes, device)) if sizes.stages > 1 else 0,
             "FACTOR": 0,
             **vectors.macros,
             **({"PROLOGUE": 2} if octets else {}),
@@ -85,8 +89,8 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
         inputs={**{name: part.argument for name, part in parts.items()}, **vectors.inputs},
         flops=found.flops,
         prologues=vectors.prologues,
-        shared_bytes=sizes.shared_bytes(work, device),
-        extension=cluster_along_x(1, beside=codes.bits == 4 or runs_beside(around.lowering)),
+        shared_bytes=spread_bytes(ahead, shared_bytes, device) if beside else shared_bytes,
+        extension=cluster_along_x(1, beside),
         hurries=True,
     )
     return [CallOption(CLUSTERS, (around.launch(launch, store),))]

@@ -22,13 +22,16 @@ class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
 
     Attributes:
         warps, least_warps: Of a block, at the most, and at the least where there is work for them.
-        team_warps: Of a block with several teams: other numbers were slower, for a reason that is not known.
+        team_warps: Of a block with several teams that take tiles in turns: other numbers were slower. They let two
+            blocks share a multiprocessor, or keep the next launch's out.
         shared_bytes: Of a block at the most.
         beside_warps, beside_bytes: Of a block at the most that has all its codes on their way, where blocks of other
             launches can be beside it: it then begins long before its vector is there.
         in_flight: Bytes that all blocks ask for ahead of their vector at the most: what they load then waits for them.
-        short_in_flight, long_bytes: The same where multiprocessors have many tiles each of a matrix of fewer bytes, so
-            that there is room for the next launch.
+        long_bytes: Of a matrix. Of a shorter one, of which multiprocessors have many tiles each, most can be there
+            ahead of the vector.
+        paced_bytes: Of a block at the most that has most of a short matrix on its way: what small launches ahead need
+            must fit beside it.
         step: Clocks that a step takes a warp.
         tile: What it costs to put the parts of a tile together, in steps.
     """
@@ -40,8 +43,8 @@ class IntegerRowsCosts(FamilyConstants, family="integer_rows"):
     beside_warps: int
     beside_bytes: int
     in_flight: float
-    short_in_flight: float
     long_bytes: float
+    paced_bytes: int
     step: float
     tile: float
 
@@ -86,11 +89,13 @@ class IntegerRows:
         teams: Sets of warps of a block that have a tile each.
         warps_k: Warps of a team, which share k.
         stages: Steps that each warp has on their way.
+        beside: Whether blocks of other launches are to find room beside these.
     """
 
     teams: int
     warps_k: int
     stages: int
+    beside: bool = False
 
     @property
     def warps(self) -> int:
@@ -108,6 +113,14 @@ class IntegerRows:
     def steps(self, work: Work) -> int:
         """Of a warp, for a tile."""
         return ceil_div(ceil_div(work.bundles, self.warps_k), work.step)
+
+    def has_all(self, work: Work, device: DeviceModel) -> bool:
+        """Whether all steps are on their way at once."""
+        return self.stages == self.turns(work, device) * self.steps(work)
+
+    def holds_tile(self, work: Work, device: DeviceModel) -> bool:
+        """Whether these are the steps of one tile: no other follows it."""
+        return self.turns(work, device) == 1 and self.has_all(work, device)
 
     def in_flight(self, work: Work, device: DeviceModel) -> int:
         """Bytes that all blocks have on their way."""
@@ -141,21 +154,33 @@ def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
         close = (sizes for sizes in ways if clocks(sizes) <= most)
         return min(close, key=lambda sizes: (sizes.warps, -sizes.teams, -sizes.stages), default=None)
 
-    def has_all(sizes: IntegerRows) -> bool:
-        all_there = sizes.stages == sizes.turns(work, device) * sizes.steps(work)
-        return all_there and sizes.shared_bytes(work, device) <= costs.beside_bytes
+    def leaves_room(sizes: IntegerRows) -> bool:
+        return sizes.has_all(work, device) and sizes.shared_bytes(work, device) <= costs.beside_bytes
 
+    own_tiles = ceil_div(work.tiles, min(work.tiles, device.cores))
+    if own_tiles >= min(costs.team_warps) and work.all_bytes < costs.long_bytes:
+        short = _short_sizes(work, own_tiles, costs, device)
+        if short is not None:
+            return short
     ways = [*_ways(work, costs, device)]
     found = best(ways)
-    beside = [sizes for sizes in ways if sizes.warps <= costs.beside_warps and has_all(sizes)]
-    return best(beside) if beside and found is not None and has_all(found) else found
+    beside = [sizes for sizes in ways if sizes.warps <= costs.beside_warps and leaves_room(sizes)]
+    return best(beside) if beside and found is not None and leaves_room(found) else found
+
+
+def _short_sizes(work: Work, own_tiles: int, costs: IntegerRowsCosts, device: DeviceModel) -> IntegerRows | None:
+    """Of a short matrix: a warp for each tile that has all of it on its way, else as much as there is room for."""
+    steps = ceil_div(work.bundles, work.step)
+    held = IntegerRows(own_tiles, 1, steps, beside=True)
+    if held.warps <= costs.beside_warps and held.shared_bytes(work, device) <= costs.beside_bytes:
+        return held
+    ways = (IntegerRows(costs.least_warps, 1, stages, beside=True) for stages in range(steps, 0, -1))
+    return next((sizes for sizes in ways if sizes.shared_bytes(work, device) <= costs.paced_bytes), None)
 
 
 def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[IntegerRows]:
     own_tiles = ceil_div(work.tiles, min(work.tiles, device.cores))
     least = min(costs.least_warps, own_tiles * work.bundles)
-    is_short = own_tiles >= min(costs.team_warps) and work.all_bytes < costs.long_bytes
-    most_in_flight = costs.short_in_flight if is_short else costs.in_flight
     for teams in range(1, min(costs.warps, power_of_two(own_tiles)) + 1):
         most = costs.warps // teams if teams < _BARRIERS else 1
         for warps_k in range(1, min(most, work.bundles) + 1):
@@ -166,7 +191,7 @@ def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[
                 found = IntegerRows(teams, warps_k, stages)
                 if (
                     found.shared_bytes(work, device) > costs.shared_bytes
-                    or found.in_flight(work, device) > most_in_flight
+                    or found.in_flight(work, device) > costs.in_flight
                 ):
                     break
                 if found.warps >= least:

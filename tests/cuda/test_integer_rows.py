@@ -39,9 +39,12 @@ FORCED: list[tuple[Case, torch.dtype, IntegerRows]] = [
     (Case(n=4272, k=1536, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(1, 3, 4)),
     (Case(n=2144, k=768, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(1, 1, 2)),
     (Case(n=4304, k=512, bits=8, kind=torch.int8, group=512), BFLOAT, IntegerRows(2, 1, 1)),
+    (Case(n=2144, k=768, zeros=True), BFLOAT, IntegerRows(1, 1, 6)),
+    (Case(n=96, k=1536, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(9, 1, 6, beside=True)),
+    (Case(n=96, k=1280, bits=8, kind=torch.int8, group=1280), BFLOAT, IntegerRows(3, 3, 2)),
 ]
-"""Among them tiles in turns, codes of several tiles on their way, scales whose rows would begin in the same bank,
-teams without a tile, rows that end within a step, shares of several sizes.
+"""Among them tiles in turns, codes of several tiles on their way, tiles that are held, alone and two in turns, scales
+whose rows would begin in the same bank, teams without a tile, rows that end within a step, shares of several sizes.
 """
 
 
@@ -160,6 +163,17 @@ def test_older_devices_have_another_kernel() -> None:
 def test_others_are_left_to_the_kernel_for_all_codes(case: Case) -> None:
     plan = case.program(BFLOAT).main
     assert plan.kernels[launch_of(plan).kernel].entry == "grouped_matvec"
+
+
+def test_sizes_of_a_decoder() -> None:
+    """Those that were the quickest where they were timed."""
+    gate = Work(17920, 1536, 4, 64, 64, 2, 4, 0)
+    assert integer_rows_sizes(gate, H200) == IntegerRows(9, 1, 6, beside=True)
+    assert integer_rows_sizes(replace(gate, bits=8, group=0, zero_bits=0), H200) == IntegerRows(8, 1, 5, beside=True)
+    down = replace(gate, outputs=1536, k=8960)
+    assert integer_rows_sizes(down, H200) == IntegerRows(1, 12, 3)
+    assert integer_rows_sizes(replace(down, bits=8, group=0, zero_bits=0), H200) == IntegerRows(1, 18, 2)
+    assert integer_rows_sizes(replace(gate, outputs=37888, k=3584), H200) == IntegerRows(8, 1, 8)
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 0)])
