@@ -7,7 +7,8 @@ from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.early_launches import EarlyLaunch, launches_ahead, paced_blocks
+from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.launches_ahead import launches_ahead, paced_blocks
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, group_of, unit_of
 from cuda_compiler.products.few_codes_sizes import Work, few_codes_sizes
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes

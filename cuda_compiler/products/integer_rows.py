@@ -7,7 +7,8 @@ from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.early_launches import EarlyLaunch, launches_ahead, paced_blocks, spread_bytes
+from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.launches_ahead import launches_ahead, paced_blocks, spread_bytes
 from cuda_compiler.octets import octet_prologue
 from cuda_compiler.products.coded_tiles import TILE, group_of, unit_of
 from cuda_compiler.products.integer_rows_sizes import Work, integer_rows_sizes
