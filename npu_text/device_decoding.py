@@ -37,7 +37,7 @@ def decode_on_device(sequence: TokenSequence, sampling: Sampling, limit: int) ->
 
 
 def _tokens(steps: ChosenSteps, sequence: TokenSequence, limit: int, logits: Tensor) -> Iterator[int]:
-    token = steps.choice.choose(logits, len(sequence.tokens) - 1)
+    token = steps.choice.choose(logits, sequence.last_position)
     yield token
     count = min(limit - 1, sequence.model.spec.cache_length - len(sequence.tokens))
     if count > 0:
@@ -49,7 +49,7 @@ def _tokens(steps: ChosenSteps, sequence: TokenSequence, limit: int, logits: Ten
                 running.append(steps.launch())
             running.popleft()()
             sequence.tokens.append(token)
-            token = steps.choice.chosen_after(len(sequence.tokens) - 1)
+            token = steps.choice.chosen_after(sequence.last_position)
             yield token
     finally:
         while running:

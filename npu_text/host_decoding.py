@@ -26,7 +26,7 @@ def _run(sequence: TokenSequence, sampling: Sampling) -> Callable[[Tensor], Iter
     steps = ChosenSteps(sequence, sampling)
 
     def tokens(logits: Tensor) -> Iterator[int]:
-        token = steps.choice.choose(logits, len(sequence.tokens) - 1)
+        token = steps.choice.choose(logits, sequence.last_position)
         while True:
             yield token
             token = steps.run(token)
@@ -39,7 +39,7 @@ def _computed(sequence: TokenSequence, sampling: Sampling) -> Callable[[Tensor],
 
     def tokens(logits: Tensor) -> Iterator[int]:
         while True:
-            token = choice.choose(logits, len(sequence.tokens) - 1)
+            token = choice.choose(logits, sequence.last_position)
             yield token
             logits = sequence.advance([token])
 

@@ -154,6 +154,11 @@ class TokenSequence:
                 backend.clear(cache.data)
                 self.caches.append(cache)
 
+    @property
+    def last_position(self) -> int:
+        """Of the latest token."""
+        return len(self.tokens) - 1
+
     def advance(self, tokens: Sequence[int]) -> Tensor:
         """Takes more tokens, in chunks where they are many.
 
