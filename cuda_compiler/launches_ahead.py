@@ -42,16 +42,18 @@ def launches_ahead(_: int, lowering: Lowering) -> tuple[Ahead, ...]:
     return tuple(Ahead(prod(call.grid), call.shared_bytes, is_beside(call)) for call in kernels)
 
 
-def paced_blocks(ahead: Sequence[Ahead], shared_bytes: int, device: DeviceModel) -> int:
+def paced_blocks(ahead: Sequence[Ahead], blocks: int, shared_bytes: int, device: DeviceModel) -> int:
     """How many blocks begin long before the launches ahead have ended: not those that must wait for room beside them.
 
     Args:
         ahead: The launches.
+        blocks: All, which have a multiprocessor each.
         shared_bytes: Of a block.
-        device: Where blocks have a multiprocessor each.
+        device: The device.
     """
     room = device.core_shared_bytes - shared_bytes - _KEPT_BYTES
-    return max(0, device.cores - sum(each.blocks for each in ahead[-_RUNNING:] if each.needs > room))
+    taken = sum(each.blocks for each in ahead[-_RUNNING:] if each.needs > room)
+    return min(blocks, max(0, device.cores - taken))
 
 
 def spread_bytes(ahead: Sequence[Ahead], shared_bytes: int, device: DeviceModel) -> int:

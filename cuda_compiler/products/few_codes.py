@@ -52,7 +52,7 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
         return []
     blocks = sizes.clusters(work, device) * sizes.cluster
     shared_bytes = sizes.shared_bytes(work, store * around.group.pairs)
-    ahead = around.lowering.ask(launches_ahead, min(codes.reads()))
+    ahead = around.lowering.ask(launches_ahead, codes.tensor.index)
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes, "entries": codes.codebook or codes}
     vectors = vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
@@ -78,7 +78,7 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "CLUSTER": sizes.cluster,
             "STEP": work.step,
             "STAGES": sizes.stages,
-            "PACED": min(blocks, paced_blocks(ahead, shared_bytes, device)) if sizes.stages > 1 else 0,
+            "PACED": paced_blocks(ahead, blocks, shared_bytes, device) if sizes.stages > 1 else 0,
             **vectors.macros,
         },
         inputs={"matrix": codes.argument, **{name: part.argument for name, part in parts.items()}, **vectors.inputs},

@@ -53,8 +53,7 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
     if work is None or sizes is None:
         return []
     blocks, shared_bytes = sizes.blocks(work, device), sizes.shared_bytes(work, device)
-    ahead = around.lowering.ask(launches_ahead, min(codes.reads()))
-    beside = sizes.beside or codes.bits == 4 or any(each.beside for each in ahead)
+    ahead = around.lowering.ask(launches_ahead, codes.tensor.index)
     parts = {"matrix": codes, "scales": codes.scale, "zeros": codes.zeros or codes}
     octets = _octets(vector, around.lowering, blocks)
     vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
@@ -82,7 +81,7 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
             "STAGES": sizes.stages,
             "SCALED_TILES": sizes.scaled_tiles(work, device),
             "HELD": int(sizes.holds_tile(work, device)),
-            "PACED": min(blocks, paced_blocks(ahead, shared_bytes, device)) if sizes.stages > 1 else 0,
+            "PACED": paced_blocks(ahead, blocks, shared_bytes, device) if sizes.stages > 1 else 0,
             "FACTOR": 0,
             **vectors.macros,
             **({"PROLOGUE": 2} if octets else {}),
@@ -90,8 +89,8 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
         inputs={**{name: part.argument for name, part in parts.items()}, **vectors.inputs},
         flops=found.flops,
         prologues=vectors.prologues,
-        shared_bytes=spread_bytes(ahead, shared_bytes, device) if beside else shared_bytes,
-        extension=cluster_along_x(1, beside),
+        shared_bytes=spread_bytes(ahead, shared_bytes, device),
+        extension=cluster_along_x(1, beside=sizes.beside or codes.bits == 4 or any(each.beside for each in ahead)),
         hurries=True,
     )
     return [CallOption(CLUSTERS, (around.launch(launch, store),))]

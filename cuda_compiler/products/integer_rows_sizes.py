@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, CodedTiles
 from npu_compiler.integers import ceil_div, power_of_two
@@ -74,6 +75,10 @@ class Work(CodedTiles):
         """Of a tile's scales and zero points in shared memory; as in integer_rows_codes.cuh."""
         row = (self.k // self.group if self.group else 1) * self.scale_bytes
         return TILE * (row + (0 if row % 64 else _BANKS) + self.zero_row)
+
+    def own_tiles(self, device: DeviceModel) -> int:
+        """Of a multiprocessor at the most, where each has a block."""
+        return ceil_div(self.tiles, min(self.tiles, device.cores))
 
     @property
     def all_bytes(self) -> int:
@@ -154,32 +159,34 @@ def integer_rows_sizes(work: Work, device: DeviceModel) -> IntegerRows | None:
         close = (sizes for sizes in ways if clocks(sizes) <= most)
         return min(close, key=lambda sizes: (sizes.warps, -sizes.teams, -sizes.stages), default=None)
 
-    def leaves_room(sizes: IntegerRows) -> bool:
-        return sizes.has_all(work, device) and sizes.shared_bytes(work, device) <= costs.beside_bytes
-
-    own_tiles = ceil_div(work.tiles, min(work.tiles, device.cores))
-    if own_tiles >= min(costs.team_warps) and work.all_bytes < costs.long_bytes:
-        short = _short_sizes(work, own_tiles, costs, device)
+    if work.own_tiles(device) >= min(costs.team_warps) and work.all_bytes < costs.long_bytes:
+        short = _short_sizes(work, costs, device)
         if short is not None:
             return short
     ways = [*_ways(work, costs, device)]
     found = best(ways)
+    leaves_room = partial(_leaves_room, work=work, costs=costs, device=device)
     beside = [sizes for sizes in ways if sizes.warps <= costs.beside_warps and leaves_room(sizes)]
     return best(beside) if beside and found is not None and leaves_room(found) else found
 
 
-def _short_sizes(work: Work, own_tiles: int, costs: IntegerRowsCosts, device: DeviceModel) -> IntegerRows | None:
+def _leaves_room(sizes: IntegerRows, work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> bool:
+    """Whether blocks of other launches can be beside those that have all codes on their way."""
+    return sizes.has_all(work, device) and sizes.shared_bytes(work, device) <= costs.beside_bytes
+
+
+def _short_sizes(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> IntegerRows | None:
     """Of a short matrix: a warp for each tile that has all of it on its way, else as much as there is room for."""
     steps = ceil_div(work.bundles, work.step)
-    held = IntegerRows(own_tiles, 1, steps, beside=True)
-    if held.warps <= costs.beside_warps and held.shared_bytes(work, device) <= costs.beside_bytes:
+    held = IntegerRows(work.own_tiles(device), 1, steps, beside=True)
+    if held.warps <= costs.beside_warps and _leaves_room(held, work, costs, device):
         return held
     ways = (IntegerRows(costs.least_warps, 1, stages, beside=True) for stages in range(steps, 0, -1))
     return next((sizes for sizes in ways if sizes.shared_bytes(work, device) <= costs.paced_bytes), None)
 
 
 def _ways(work: Work, costs: IntegerRowsCosts, device: DeviceModel) -> Iterator[IntegerRows]:
-    own_tiles = ceil_div(work.tiles, min(work.tiles, device.cores))
+    own_tiles = work.own_tiles(device)
     least = min(costs.least_warps, own_tiles * work.bundles)
     for teams in range(1, min(costs.warps, power_of_two(own_tiles)) + 1):
         most = costs.warps // teams if teams < _BARRIERS else 1

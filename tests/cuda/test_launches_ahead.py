@@ -24,11 +24,12 @@ def test_the_latest_launches_are_told_as_new_devices_launch_them() -> None:
 
 
 def test_blocks_that_wait_for_room_are_not_paced() -> None:
-    assert paced_blocks((), 124_064, H200) == H200.cores
-    assert paced_blocks((ATTENTION, Ahead(96, 17_600, True)), 124_064, H200) == H200.cores - 16
-    assert paced_blocks((ATTENTION, Ahead(96, 17_600, True)), 40_000, H200) == H200.cores
-    assert paced_blocks((Ahead(96, 17_600, True), GATE), 169_536, H200) == 0
-    assert paced_blocks((ATTENTION, DOWN, DOWN), 100_000, H200) == H200.cores  # attention has ended
+    assert paced_blocks((), 132, 124_064, H200) == H200.cores
+    assert paced_blocks((ATTENTION, Ahead(96, 17_600, True)), 132, 124_064, H200) == H200.cores - 16
+    assert paced_blocks((ATTENTION, Ahead(96, 17_600, True)), 132, 40_000, H200) == H200.cores
+    assert paced_blocks((Ahead(96, 17_600, True), GATE), 132, 169_536, H200) == 0
+    assert paced_blocks((ATTENTION, DOWN, DOWN), 132, 100_000, H200) == H200.cores  # attention has ended
+    assert paced_blocks((), 96, 100_416, H200) == 96
 
 
 def test_small_blocks_do_not_crowd_where_the_last_launch_has_none() -> None:
