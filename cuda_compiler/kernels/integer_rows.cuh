@@ -8,7 +8,7 @@
 // HELD, these are all steps that a warp has. Grid: tiles in turns in x.
 constexpr int PART_ROW = TILE + 4, PARTS = 2 * BLOCK_WARPS * PART_ROW; // a warp's sums; tiles take turns
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES;
-constexpr int SIDE_BY_SIDE = STAGES < 4 ? STAGES : 2; // steps whose codes are held
+constexpr int SIDE_BY_SIDE = STAGES * STEP <= 8 ? STAGES * STEP : 2; // bundles without a branch between them
 constexpr int SCALED_AT = BLOCK_WARPS * STAGES * STAGE_BYTES;
 constexpr int DIGITS_AT = SCALED_AT + TEAMS * SCALED_TILES * SCALED_BYTES, UNITS_AT = DIGITS_AT + 2 * DIGIT_ROW;
 constexpr int PARTS_AT = UNITS_AT + COMMON / UNIT * 8, COMPUTED_AT = PARTS_AT + PARTS * 4;
@@ -27,53 +27,59 @@ __device__ __forceinline__ float load_octet(const vector_t* source, float (&valu
     return 0.0f;
 }
 
-// Adds the products of a bundle, the first or the second of a step, to a lane's sums of two rows.
-__device__ __forceinline__ void multiply_bundle(
-    float (&sum)[2], const unsigned char* stage, const unsigned char* scaled, const Vector& vector, int at, int second)
-{
-    int lane = int(threadIdx.x) % 32, quad = lane % 4, row = lane / 4;
-    int column = lane / 4, member = column / 2; // as this lane has them of the second operand
-    const Codes codes(stage, second);
-    const signed char* digits = vector.digits + column % 2 * DIGIT_ROW + (at * 4 + member) * UNIT + quad * (UNIT / 4);
-    Pack<uint, PRODUCTS * 2> x = load_pack<PRODUCTS * 2>(reinterpret_cast<const uint*>(digits));
-    float product_sum[2][4]; // of two chains of products
-    #pragma unroll
-    for (int index = 0; index < 8; ++index) {
-        product_sum[index / 4][index % 4] = WHOLE_FLOATS;
+// What a lane multiplies of a bundle, the first or the second of a step: codes, and digits of one of four units.
+struct Bundle {
+    Codes codes;
+    Pack<uint, PRODUCTS * 2> x;
+
+    __device__ __forceinline__ Bundle(const unsigned char* stage, const Vector& vector, int at, int second)
+        : codes(stage, second)
+    {
+        int lane = int(threadIdx.x) % 32, quad = lane % 4, column = lane / 4; // as lanes have the second operand
+        const signed char* digits = vector.digits + column % 2 * DIGIT_ROW + quad * (UNIT / 4);
+        x = load_pack<PRODUCTS * 2>(reinterpret_cast<const uint*>(digits + (at * 4 + column / 2) * UNIT));
     }
-    #pragma unroll
-    for (int unit = 0; unit < 4; ++unit) {
+
+    // Adds the products to a lane's sums of two rows.
+    __device__ __forceinline__ void multiply(
+        float (&sum)[2], const unsigned char* scaled, const Vector& vector, int at) const
+    {
+        int lane = int(threadIdx.x) % 32, quad = lane % 4, row = lane / 4, member = lane / 8;
+        float product_sum[2][4]; // of two chains of products
         #pragma unroll
-        for (int product = 0; product < PRODUCTS; ++product) {
-            uint a[4];
-            codes.of_product(a, unit * PRODUCTS + product);
-            int part = SPLIT ? product : product * 2, next = SPLIT ? 2 : 1;
-            uint b0 = member == unit ? x[part] : 0, b1 = member == unit ? x[part + next] : 0;
-            Integers::multiply(product_sum[(SPLIT ? product : unit) % 2], a, b0, b1);
+        for (int index = 0; index < 8; ++index) {
+            product_sum[index / 4][index % 4] = index < 4 ? 0.0f : WHOLE_FLOATS;
         }
-    }
-    float2 own = vector.units[at * 4 + quad];
-    #pragma unroll
-    for (int side = 0; side < 2; ++side) {
-        float number[2];
         #pragma unroll
-        for (int digit = 0; digit < 2; ++digit) {
-            float first = product_sum[0][side * 2 + digit], other = product_sum[1][side * 2 + digit];
-            if (SPLIT) {
-                number[digit] = other * 0.0625f + (first - WHOLE_FLOATS * 1.0625f);
-            } else {
-                int both = __float_as_int(first) + __float_as_int(other) - __float_as_int(WHOLE_FLOATS);
-                number[digit] = __int_as_float(both) - WHOLE_FLOATS;
+        for (int unit = 0; unit < 4; ++unit) {
+            #pragma unroll
+            for (int product = 0; product < PRODUCTS; ++product) {
+                uint a[4];
+                codes.of_product(a, unit * PRODUCTS + product);
+                int part = SPLIT ? product : product * 2, next = SPLIT ? 2 : 1;
+                uint b0 = member == unit ? x[part] : 0, b1 = member == unit ? x[part + next] : 0;
+                Integers::multiply(product_sum[(SPLIT ? product : unit) % 2], a, b0, b1);
             }
         }
-        const Scales scales(scaled, row + side * 8, at, quad);
-        float value = own.x * (256.0f * number[0] + number[1]);
-        if (ZEROS || ZERO != 0) {
-            value += scales.zero * own.y;
+        float2 own = vector.units[at * 4 + quad];
+        #pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            float number[2];
+            #pragma unroll
+            for (int digit = 0; digit < 2; ++digit) {
+                int first = __float_as_int(product_sum[0][side * 2 + digit]);
+                int other = __float_as_int(product_sum[1][side * 2 + digit]);
+                number[digit] = __int_as_float((SPLIT ? first * 16 : first) + other) - WHOLE_FLOATS;
+            }
+            const Scales scales(scaled, row + side * 8, at, quad);
+            float value = own.x * (256.0f * number[0] + number[1]);
+            if (ZEROS || ZERO != 0) {
+                value += scales.zero * own.y;
+            }
+            sum[side] += scales.scale * value;
         }
-        sum[side] += scales.scale * value;
     }
-}
+};
 
 // The sum of a tile's result from those of a team's warps, always in the same order.
 __device__ __forceinline__ float sum_of_warps(const float* parts, int team, int row)
@@ -112,20 +118,24 @@ __device__ __forceinline__ void multiply_tile(
 {
     int lane = int(threadIdx.x) % 32;
     float sum[2] = {};
-    auto multiply_step = [&](const unsigned char* codes, int bundle) {
-        multiply_bundle(sum, codes, scaled, vector, bundle, 0);
-        if (STEP == 2 && bundle + 1 < ring.last) {
-            multiply_bundle(sum, codes, scaled, vector, bundle + 1, 1);
-        }
+#if HELD // no step takes the place of another: a bundle is loaded while the one before is multiplied
+    constexpr int ALWAYS = BUNDLES / WARPS_K; // bundles that each warp has; some have one more
+    auto load = [&](int index) {
+        return Bundle(stages + index / STEP * STAGE_BYTES, vector, ring.first + index, index % STEP);
     };
-#if HELD // no step takes the place of another, so that several are multiplied side by side
     wait_for_copies<0>();
     __syncwarp();
+    Bundle next = load(0);
     #pragma unroll SIDE_BY_SIDE
-    for (int step = 0; step < STAGES; ++step) {
-        if (ring.first + step * STEP < ring.last) {
-            multiply_step(stages + step * STAGE_BYTES, ring.first + step * STEP);
+    for (int index = 0; index < ALWAYS; ++index) {
+        const Bundle own = next;
+        if (index + 1 < ALWAYS) {
+            next = load(index + 1);
         }
+        own.multiply(sum, scaled, vector, ring.first + index);
+    }
+    if (BUNDLES % WARPS_K && ring.first + ALWAYS < ring.last) {
+        load(ALWAYS).multiply(sum, scaled, vector, ring.first + ALWAYS);
     }
 #else
     #pragma unroll 1
@@ -133,7 +143,10 @@ __device__ __forceinline__ void multiply_tile(
         unsigned char* codes = stages + stage * STAGE_BYTES;
         wait_for_copies<STAGES - 1>();
         __syncwarp();
-        multiply_step(codes, bundle);
+        Bundle(codes, vector, bundle, 0).multiply(sum, scaled, vector, bundle);
+        if (STEP == 2 && bundle + 1 < ring.last) {
+            Bundle(codes, vector, bundle + 1, 1).multiply(sum, scaled, vector, bundle + 1);
+        }
         __syncwarp(); // all lanes have read what is overwritten
         ring.fill(codes, further, p);
         stage = stage + 1 == STAGES ? 0 : stage + 1;

@@ -39,7 +39,7 @@ private:
     // Numbers of a unit, whose octets neighbouring lanes have, get 14 bits and a sign where they are the largest.
     __device__ __forceinline__ void make_octet(const float (&given)[8], int octet) const
     {
-        constexpr int SHARERS = UNIT / 8;
+        constexpr int SHARERS = UNIT / 8, LEAST = SPLIT ? 18 : 14;
         float largest = 0.0f;
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
@@ -47,23 +47,28 @@ private:
         }
         uint exponent = __float_as_uint(warp_max<SHARERS>(largest)) >> 23;
         bool is_number = exponent < 255;
-        exponent = exponent < 14 ? 14 : exponent;
+        exponent = exponent < LEAST ? LEAST : exponent;
         float factor = __uint_as_float((267u - exponent) << 23); // times this, the largest is below 2^14
         constexpr float WHOLE = WHOLE_FLOATS + 128.0f; // so a number is its upper byte times 256 and the lower - 128
-        uint bits[8], sum = 0;
+        uint bits[8];
+        int sum = 0; // of what codes are multiplied by, in sixteenths where they are SPLIT
         #pragma unroll
-        for (int u = 0; u < 8; ++u) {
-            bits[u] = __float_as_uint(given[u] * factor + WHOLE);
-            sum += bits[u];
+        for (int u = 7; u >= 0; --u) {
+            float number = given[u] * factor;
+            if (SPLIT && u % 2 == 0) {
+                number -= (__uint_as_float(bits[u + 1]) - WHOLE) * 0.0625f;
+            }
+            bits[u] = __float_as_uint(number + WHOLE);
+            int whole = int(bits[u] - __float_as_uint(WHOLE));
+            sum += SPLIT ? whole * (u % 2 ? 17 : 16) : whole;
         }
-        sum -= 8 * __float_as_uint(WHOLE);
-        float total = ZEROS || ZERO != 0 ? warp_sum<SHARERS>(float(int(sum))) : 0.0f;
+        float total = ZEROS || ZERO != 0 ? warp_sum<SHARERS>(float(sum)) : 0.0f;
         if (octet < COMMON / 8) {
             signed char* unit = digits + octet / SHARERS * UNIT;
             store_bytes<1>(unit, octet % SHARERS, bits, 0);
             store_bytes<0>(unit + DIGIT_ROW, octet % SHARERS, bits, 0x80808080u);
             if (octet % SHARERS == 0) {
-                float scale = is_number ? __uint_as_float((exponent - 13u) << 23) : __uint_as_float(0x7fc00000u);
+                float scale = __uint_as_float(is_number ? (exponent - (LEAST - 1u)) << 23 : 0x7fc00000u);
                 units[octet / SHARERS] = make_float2(scale, -scale * total);
             }
         }
