@@ -43,7 +43,7 @@ __device__ __forceinline__ void give(const Parts& parts, T* target, int owner, c
 __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int rank, int busy)
 {
     float weight[WARPS];
-    for (int index = int(threadIdx.x); index < ROWS * CLUSTER; index += THREADS) {
+    for (int index = THREADS - 1 - int(threadIdx.x); index < ROWS * CLUSTER; index += THREADS) { // the first have slices
         int row = index % ROWS, owner = index / ROWS;
         float top = weigh_warps(weight, parts, row, busy), sum = 0.0f;
         #pragma unroll
@@ -90,7 +90,7 @@ struct Pair {
         }
         #pragma unroll
         for (int other = 0; other < MOST; ++other) {
-            float weight = exp2f(part[other].x - top);
+            float weight = power_of_two(part[other].x - top);
             sum += weight * part[other].y;
             left += weight * both[other].x;
             right += weight * both[other].y;
@@ -101,7 +101,7 @@ struct Pair {
         int index, int batch, int group, SINK_PARAMETER OUT_T* out, EPILOGUE_PARAMETERS const Params& p) const
     {
         float whole = whole_sum(sum, top, group * SHARED + index / V_WIDTH / OWN_ROWS, SINK_ARGUMENT p);
-        float factor = whole == 0.0f ? 0.0f : 1.0f / whole;
+        float factor = whole == 0.0f ? 0.0f : quotient(1.0f, whole);
         store_pair(
             index / V_WIDTH, index % V_WIDTH, left * factor, right * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
     }

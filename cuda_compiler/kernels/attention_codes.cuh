@@ -94,7 +94,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     begin_block(queries, parts, false);
     Share share(list_open(states, batch, group, p));
     if (share.is_nobodys()) {
-        leave_to_others();
         return;
     }
     enter_group(k, v, mask, batch, group, p);
@@ -164,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
         patch(stage(turn), fresh, key_places, value_places, position);
 #endif
         multiply_piece_keys(score, query, stage(turn));
-        soften(rows, score, added, position);
+        soften(rows, score, added, position, turn == 0);
         if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }

@@ -12,21 +12,32 @@ __device__ __forceinline__ uint place(uint row, uint column)
 
 constexpr int tile_bytes(int rows, int width) { return rows * (width / 8 % 8 == 0 ? width : width + 8) * 2; }
 
+// Rows of a query head.
+__device__ __forceinline__ int rows_of_head(const Params& p)
+{
+#ifdef OWN_ROWS
+    return OWN_ROWS;
+#else
+    return p.rows;
+#endif
+}
+
 // Stores two neighbouring results of a row.
 __device__ __forceinline__ void store_pair(
     int row, int column, float left, float right, int batch, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    if (row >= p.rows * SHARED || column >= VALUE_SIZE) {
+    const int rows = rows_of_head(p);
+    if (row >= rows * SHARED || column >= VALUE_SIZE) {
         return;
     }
-    int head = (batch * GROUPS + group) * SHARED + row / p.rows;
+    int head = (batch * GROUPS + group) * SHARED + row / rows;
     float values[2] = {left, right};
 #if STORE_SIZE == 2
-    finish(values, head, row % p.rows, column, out, EPILOGUE_ARGUMENTS p);
+    finish(values, head, row % rows, column, out, EPILOGUE_ARGUMENTS p);
 #else
     for (int u = 0; u < 2 && column + u < VALUE_SIZE; ++u) {
         float value[1] = {values[u]};
-        finish(value, head, row % p.rows, column + u, out, EPILOGUE_ARGUMENTS p);
+        finish(value, head, row % rows, column + u, out, EPILOGUE_ARGUMENTS p);
     }
 #endif
 }

@@ -47,40 +47,54 @@ __device__ __forceinline__ void compute_inputs(
 }
 
 #if FRESH
-// Writes new keys or values to their places in memory.
-template <int SIZE, int STEP>
-__device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh, const int (&places)[FRESH])
+constexpr int NEW_CHUNKS = (HEAD_SIZE + VALUE_SIZE) / 8; // of a row, in which values follow the keys
+
+// Writes new keys and values to their places in memory, the last warps first, which have the fewest pieces.
+__device__ __forceinline__ void write_fresh(
+    tile_t* k, tile_t* v, const tile_t* fresh, const int (&key_places)[FRESH], const int (&value_places)[FRESH])
 {
-    for (int index = int(threadIdx.x) * 8; index < FRESH * SIZE; index += THREADS * 8) {
-        int row = index / SIZE, column = index % SIZE;
-        if (places[row] >= 0) { // else there is no such place
-            *reinterpret_cast<uint4*>(target + (long long)places[row] * STEP + column) =
-                *reinterpret_cast<const uint4*>(fresh + row * (HEAD_SIZE + VALUE_SIZE) + column);
+    #pragma unroll
+    for (int first = 0; first < FRESH * NEW_CHUNKS; first += THREADS) {
+        int index = first + THREADS - 1 - int(threadIdx.x), row = index / NEW_CHUNKS, chunk = index % NEW_CHUNKS;
+        if (index < FRESH * NEW_CHUNKS) {
+            int behind = chunk - HEAD_SIZE / 8, place = behind < 0 ? key_places[row] : value_places[row];
+            tile_t* target = behind < 0 ? k + (long long)place * K_ROW + chunk * 8
+                                        : v + (long long)place * V_ROW + behind * 8;
+            if (place >= 0) { // else there is no such place
+                *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(fresh + index * 8);
+            }
         }
     }
 }
 
 // Replaces new rows in a piece, which may have been copied before these were in memory.
-template <int SIZE, int PITCH>
 __device__ __forceinline__ void patch(
-    unsigned char* tile, const tile_t* fresh, const int (&places)[FRESH], int position)
+    unsigned char* stage, const tile_t* fresh, const int (&key_places)[FRESH], const int (&value_places)[FRESH],
+    int position)
 {
-    int lane = int(threadIdx.x) % 32, own = lane < FRESH ? places[lane] - position : PIECE;
-    uint inside = __ballot_sync(0xffffffffu, 0 <= own && own < PIECE);
-    if (inside == 0) {
-        return;
-    }
+    int lane = int(threadIdx.x) % 32;
+    bool changed = false;
     #pragma unroll
     for (int row = 0; row < FRESH; ++row) {
-        if (inside >> row & 1) {
-            int at = places[row] - position;
-            for (int column = lane * 8; column < SIZE; column += 256) {
-                *reinterpret_cast<uint4*>(tile + at * PITCH + column * 2) =
-                    *reinterpret_cast<const uint4*>(fresh + row * (HEAD_SIZE + VALUE_SIZE) + column);
+        int key = key_places[row] - position, value = value_places[row] - position;
+        if (uint(key) >= PIECE && uint(value) >= PIECE) {
+            continue;
+        }
+        #pragma unroll
+        for (int first = 0; first < NEW_CHUNKS; first += 32) {
+            int chunk = first + lane, behind = chunk - HEAD_SIZE / 8;
+            int at = behind < 0 ? key : value, byte = behind < 0 ? key * K_PITCH + chunk * 16
+                                                                 : K_BYTES + value * V_PITCH + behind * 16;
+            if (uint(at) < PIECE && chunk < NEW_CHUNKS) {
+                *reinterpret_cast<uint4*>(stage + byte) =
+                    *reinterpret_cast<const uint4*>(fresh + (row * NEW_CHUNKS + chunk) * 8);
             }
         }
+        changed = true;
     }
-    __syncwarp();
+    if (changed) {
+        __syncwarp();
+    }
 }
 #endif
 
@@ -96,7 +110,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     begin_block(queries, parts, EARLY);
     Share share(list_open(states, batch, group, p));
     if (share.is_nobodys()) {
-        leave_to_others();
         return;
     }
     enter_group<HEAD_PARTS>(k, v, mask, batch, group, p);
@@ -132,8 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     __syncthreads();
 #if FRESH
     if (share.is_last() && group % HEAD_PARTS == 0) {
-        write_fresh<HEAD_SIZE, K_ROW>(k, fresh, key_places);
-        write_fresh<VALUE_SIZE, V_ROW>(v, fresh + HEAD_SIZE, value_places);
+        write_fresh(k, v, fresh, key_places, value_places);
     }
 #endif
     Rows rows;
@@ -146,11 +158,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch<HEAD_SIZE, K_PITCH>(stage(turn), fresh, key_places, position);
-        patch<VALUE_SIZE, V_PITCH>(stage(turn) + K_BYTES, fresh + HEAD_SIZE, value_places, position);
+        patch(stage(turn), fresh, key_places, value_places, position);
 #endif
         multiply_keys(score, query, stage(turn));
-        soften(rows, score, added, position);
+        soften(rows, score, added, position, turn == 0);
         if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }

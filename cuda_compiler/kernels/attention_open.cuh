@@ -18,14 +18,6 @@ __device__ __forceinline__ void begin_block(tile_t* queries, Parts& parts, bool 
     clear_queries(queries);
 }
 
-// What one without positions does before it ends: none of a cluster may end before all have begun.
-__device__ __forceinline__ void leave_to_others()
-{
-    if (CLUSTER > 1) {
-        wait_for_cluster();
-    }
-}
-
 // The blocks of positions that are open, each times two, plus one where the mask changes nothing.
 __device__ __forceinline__ unsigned short* open_blocks()
 {
@@ -46,7 +38,8 @@ struct Nothing {
     __device__ __forceinline__ void keep(int place, int found) const {}
 };
 
-// Lists the open blocks and returns how many there are. Each thread looks at neighbouring blocks.
+// Lists the open blocks and returns how many there are, when the whole cluster has begun. Each thread looks at
+// neighbouring blocks.
 template <typename Beside = Nothing>
 __device__ __forceinline__ int list_open(
     const unsigned char* states, int batch, int group, const Params& p, const Beside& beside = Beside())
@@ -87,6 +80,9 @@ __device__ __forceinline__ int list_open(
         }
     }
     __syncthreads();
+    if (CLUSTER > 1) {
+        wait_for_cluster(); // others of the cluster may write here from now on, and end
+    }
     return total;
 }
 
@@ -99,7 +95,6 @@ __device__ __forceinline__ void finish_shares(
     int rank = int(blockIdx.x) % CLUSTER;
     __syncthreads();
 #if CLUSTER > 1
-    wait_for_cluster();
     hand_over(parts, ring, rank, share.busy_warps());
     wait_for_phase(shared_address(&parts.arrived), 0);
 #else

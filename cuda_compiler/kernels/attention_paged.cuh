@@ -129,7 +129,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     auto page_of_tile = [&](int tile) { return int(page_of(0, 0, batch, tile * BLOCK / PAGE, PAGE_ARGUMENTS p)); };
     Share share(list_open(states, batch, group, p, Pages<decltype(page_of_tile)>{page_of_tile}));
     if (share.nobodys) {
-        leave_to_others();
         return;
     }
     if (EARLY && !FRESH) { // else nobody has written to the pages but this kernel
@@ -182,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
               OPERAND_ARGUMENTS p);
 #endif
         multiply_piece_keys(score, query, stage(turn));
-        soften(rows, score, added, share.position(turn));
+        soften(rows, score, added, share.position(turn), turn == 0);
         if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }

@@ -7,7 +7,7 @@ struct Share {
 
     __device__ __forceinline__ explicit Share(int open)
     {
-        int pieces = open * TILE_PIECES;
+        int pieces = open == 0 ? 0 : open * TILE_PIECES - last_closed();
         clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
         split = int(blockIdx.x);
         splits = clusters * CLUSTER;

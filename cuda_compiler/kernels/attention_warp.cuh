@@ -174,9 +174,17 @@ __device__ __forceinline__ float place_max(float value)
     return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 16));
 }
 
-// Scores become weights, in powers of two, beside the largest score so far.
-__device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& added, int position)
+__device__ __forceinline__ float place_sum(float value)
 {
+    value += __shfl_xor_sync(0xffffffffu, value, 4);
+    value += __shfl_xor_sync(0xffffffffu, value, 8);
+    return value + __shfl_xor_sync(0xffffffffu, value, 16);
+}
+
+// Scores become weights, in powers of two, beside the largest score so far. The `first` of a warp find no results yet.
+__device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& added, int position, bool first)
+{
+    float shrink[SETS][2];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
@@ -187,17 +195,25 @@ __device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& 
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
             float top = fmaxf(rows.top[set][u], place_max(fmaxf(score[set][u], score[set][u + 2])));
-            float shrink = exp2f(rows.top[set][u] - top); // one where both are CLOSED, and all is zero
+            shrink[set][u] = power_of_two(rows.top[set][u] - top); // one where both are CLOSED, and all is zero
             #pragma unroll
             for (int at = u; at < 4; at += 2) {
-                score[set][at] = score[set][at] == CLOSED ? 0.0f : exp2f(score[set][at] - top);
+                score[set][at] = score[set][at] == CLOSED ? 0.0f : power_of_two(score[set][at] - top);
             }
             rows.top[set][u] = top;
-            rows.sum[set][u] = rows.sum[set][u] * shrink + score[set][u] + score[set][u + 2];
+            rows.sum[set][u] = rows.sum[set][u] * shrink[set][u] + score[set][u] + score[set][u + 2];
+        }
+    }
+    if (first) {
+        return;
+    }
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int e = 0; e < V_WIDTH / 16; ++e) {
             #pragma unroll
-            for (int e = 0; e < V_WIDTH / 16; ++e) {
-                rows.result[set][e][u] *= shrink;
-                rows.result[set][e][u + 2] *= shrink;
+            for (int u = 0; u < 4; ++u) {
+                rows.result[set][e][u] *= shrink[set][u % 2];
             }
         }
     }
@@ -254,10 +270,7 @@ __device__ __forceinline__ void leave_rows(
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
-            float sum = rows.sum[set][u];
-            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+            float sum = place_sum(rows.sum[set][u]);
             if (threadIdx.x % 32 < 4) {
                 parts.top[warp][lane_row(set, u)] = rows.top[set][u];
                 parts.sum[warp][lane_row(set, u)] = sum;
@@ -285,7 +298,7 @@ __device__ __forceinline__ float weigh_warps(float (&weight)[WARPS], const Parts
     }
     #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) {
-        weight[warp] = exp2f(weight[warp] - top);
+        weight[warp] = power_of_two(weight[warp] - top);
     }
     return top;
 }

@@ -93,11 +93,33 @@ __device__ __forceinline__ float sum_of_warps(const float* parts, int team, int 
 }
 
 #if FACTOR
-// What all numbers of the vector are yet to be multiplied by, from what each warp has of their row's sum.
-__device__ __forceinline__ float factor_of(const float* parts)
+constexpr int FACTOR_PARTS = 4; // of a warp
+
+// Leaves each warp's parts of their row's sum for all others.
+__device__ __forceinline__ void leave_parts(float (&parts)[BLOCK_WARPS][FACTOR_PARTS], float part)
 {
-    int lane = int(threadIdx.x) % 32;
-    return row_factor(warp_sum<32>(lane < BLOCK_WARPS ? parts[lane] : 0.0f));
+    #pragma unroll
+    for (int distance = 16; distance >= FACTOR_PARTS; distance /= 2) {
+        part += __shfl_xor_sync(0xffffffffu, part, distance);
+    }
+    if (threadIdx.x % 32 < FACTOR_PARTS) {
+        parts[threadIdx.x / 32][threadIdx.x % 32] = part;
+    }
+}
+
+// What all numbers of the vector are yet to be multiplied by.
+__device__ __forceinline__ float factor_of(const float (&parts)[BLOCK_WARPS][FACTOR_PARTS])
+{
+    float sum[FACTOR_PARTS] = {};
+    #pragma unroll
+    for (int warp = 0; warp < BLOCK_WARPS; ++warp) {
+        Pack<float, FACTOR_PARTS> found = load_pack<FACTOR_PARTS>(parts[warp]);
+        #pragma unroll
+        for (int each = 0; each < FACTOR_PARTS; ++each) {
+            sum[each] += found[each];
+        }
+    }
+    return row_factor((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 #endif
 
@@ -196,16 +218,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     digits.make([&](int c, float(&value)[8]) { return load_octet(vector + c, value); });
 #endif
 #if FACTOR
-    __shared__ float row_parts[BLOCK_WARPS];
-    part = warp_sum<32>(part);
-    if (threadIdx.x % 32 == 0) {
-        row_parts[warp] = part;
-    }
+    __shared__ __align__(16) float row_parts[BLOCK_WARPS][FACTOR_PARTS];
+    leave_parts(row_parts, part);
 #endif
     wait_for_copies<STAGES - 1>(); // the first tile's scales, which all of a team copy
     __syncthreads();
     int turn = 0, stage = 0, slot = 0;
-    float factor = FACTOR ? 0.0f : 1.0f; // of the vector's row; found while codes arrive
+#if FACTOR
+    const float factor = factor_of(row_parts); // of the vector's row
+#else
+    const float factor = 1.0f;
+#endif
     for (int tile = begin; tile < p.tiles; tile += further, turn ^= 1, slot = next_scaled(slot)) {
         float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * BLOCK_WARPS * PART_ROW;
         int first = member * VALUES, at = (tile * TILE + first) / PAIRS;
@@ -220,11 +243,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
         const unsigned char* own = scaled + slot * SCALED_BYTES;
         multiply_tile(parts + warp * PART_ROW, stages, stage, own, ring, digits, further, p);
         wait_for_team(team);
-#if FACTOR
-        if (factor == 0.0f) {
-            factor = factor_of(row_parts);
-        }
-#endif
         if (member < ITEMS) {
             float value[VALUES];
             #pragma unroll
