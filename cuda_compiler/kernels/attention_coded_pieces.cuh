@@ -2,7 +2,7 @@
 // what is new among them, and their products.
 #define SCALE_PARAMETERS KEPT k_scale_t *k_scales, KEPT v_scale_t *v_scales,
 #define SCALE_ARGUMENTS k_scales, v_scales,
-constexpr float UNIT = 1.0f / VALUE_UNIT; // of results
+constexpr float UNIT = RESULT_UNIT; // of results
 static_assert(K_SCALE_ROW == 1 && V_SCALE_ROW == 1, "the scales of a piece lie side by side");
 
 // The pages of a head of keys.

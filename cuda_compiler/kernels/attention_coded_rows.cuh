@@ -1,6 +1,6 @@
 // What a warp does with a piece of 16 positions whose keys and values are codes of a byte, with a scale for each
 // position: the scale of a key multiplies its scores, that of a value the weight of its position, by VALUE_UNIT more,
-// so that half precision holds what it would of the values themselves.
+// so that half precision holds what it would of the values themselves; results are in units of RESULT_UNIT.
 //
 // Codes become the operands of tensor cores in registers. The terms of a sum may come in any order: a lane takes
 // neighbours of a row, which one load brings, and queries and weights are arranged in the same order.
@@ -8,6 +8,7 @@
 // Words of four codes that a lane has of a row, and how many of them are neighbours.
 constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
+constexpr float RESULT_UNIT = 1.0f / (VALUE_UNIT * NUMBER_UNIT);
 static_assert(HEAD_SIZE % 32 == 0 && VALUE_SIZE % 32 == 0, "a lane has whole words of each row");
 
 // A lane's part of a piece: of keys, rows l / 4 and l / 4 + 8; of values, rows 2 * (l % 4) and the next, and those 8
@@ -77,22 +78,19 @@ __device__ __forceinline__ void load_coded_queries(Queries& query, const tile_t*
 
 __device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries& query, const Keys& keys)
 {
-    uint zero = zero_pair(0.0f);
-    #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
-        score[set][0] = score[set][1] = score[set][2] = score[set][3] = 0.0f;
-    }
+    uint offset = offset_pair(0.0f);
+    Scores chain[2] = {}; // of products that do not wait for each other
     #pragma unroll
     for (int word = 0; word < KEY_WORDS; word += 2) {
         uint upper[4], lower[4];
-        bytes_as_numbers(upper, keys.key[0][word], keys.key[0][word + 1], zero);
-        bytes_as_numbers(lower, keys.key[1][word], keys.key[1][word + 1], zero);
+        bytes_in_units(upper, keys.key[0][word], keys.key[0][word + 1], offset);
+        bytes_in_units(lower, keys.key[1][word], keys.key[1][word + 1], offset);
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
             uint part[4] = {upper[2 * i], lower[2 * i], upper[2 * i + 1], lower[2 * i + 1]};
             #pragma unroll
             for (int set = 0; set < SETS; ++set) {
-                TensorCores<tile_t>::multiply(score[set], part, query[set][word + i][0], query[set][word + i][1]);
+                TensorCores<tile_t>::multiply(chain[i][set], part, query[set][word + i][0], query[set][word + i][1]);
             }
         }
     }
@@ -100,7 +98,7 @@ __device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
         for (int u = 0; u < 4; ++u) {
-            score[set][u] *= keys.scale[u / 2];
+            score[set][u] = (chain[0][set][u] + chain[1][set][u]) * (keys.scale[u / 2] / NUMBER_UNIT);
         }
     }
 }
@@ -108,7 +106,7 @@ __device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries
 // result += values * weight. A lane's results i are those of the elements 2 * i and 2 * i + 1 of its run of each row.
 __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weight, const Values& values)
 {
-    uint zero = zero_pair(0.0f), part[SETS][2];
+    uint offset = offset_pair(0.0f), part[SETS][2];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
@@ -124,8 +122,8 @@ __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weigh
         #pragma unroll
         for (int half_piece = 0; half_piece < 2; ++half_piece) {
             uint first = values.value[half_piece * 2][word], second = values.value[half_piece * 2 + 1][word];
-            bytes_as_numbers(
-                pairs[half_piece], __byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632), zero);
+            bytes_in_units(
+                pairs[half_piece], __byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632), offset);
         }
         #pragma unroll
         for (int i = 0; i < 2; ++i) {

@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
         hurry_next_grid(); // not before: what it reads would come between the codes and what is waited for here
     }
     if (share.has(0)) {
-        leave_rows(rows, ring, parts, 1.0f / VALUE_UNIT, coded_lane_column);
+        leave_rows(rows, ring, parts, RESULT_UNIT, coded_lane_column);
     }
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH

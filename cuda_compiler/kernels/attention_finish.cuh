@@ -112,16 +112,14 @@ __device__ __forceinline__ bool add_splits(Rows& rows, const Tile& tile, int* fl
     long long number = blockIdx.x;
     auto part = [&](int split) { return partial + (number * SPLITS + split) * PART_FLOATS * FINISHING + thread; };
     put_part(part(tile.split), rows);
-    __threadfence();
     synchronize(2, FINISHING);
     if (thread == 0) {
-        *flag = atomicInc(&arrivals[number], tile.splits - 1) == uint(tile.splits - 1);
+        *flag = count_arrival(arrivals[number], tile.splits - 1) == uint(tile.splits - 1);
     }
     synchronize(2, FINISHING);
     if (!*flag) {
         return false;
     }
-    __threadfence();
     rows = Rows();
     for (int split = 0; split < tile.splits; ++split) {
         const float* from = part(split);

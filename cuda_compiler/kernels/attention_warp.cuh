@@ -128,16 +128,23 @@ __device__ __forceinline__ void load_mask(
         #pragma unroll
         for (int u = 0; u < 4; ++u) {
             added[set][u] = 0.0f;
+        }
+    }
 #if MASK
+    if (!is_masked) {
+        return;
+    }
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int u = 0; u < 4; ++u) {
             int row = min(lane_row(set, u), ROWS - 1), at = min(position + lane_place(u), LENGTH - 1);
             const mask_t* source = mask + (long long)(row / OWN_ROWS) * p.mask_head +
                                    (long long)(row % OWN_ROWS) * p.mask_row + (long long)at * p.mask_step;
-            if (is_masked) {
-                added[set][u] = mask_value(*source);
-            }
-#endif
+            added[set][u] = mask_value(*source);
         }
     }
+#endif
 }
 
 __device__ __forceinline__ void multiply_keys(Scores& score, const Queries& query, const unsigned char* keys)
@@ -204,7 +211,12 @@ __device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& 
             rows.sum[set][u] = rows.sum[set][u] * shrink[set][u] + score[set][u] + score[set][u + 2];
         }
     }
-    if (first) {
+    bool shrinks = false;
+    #pragma unroll
+    for (int index = 0; index < SETS * 2; ++index) {
+        shrinks |= shrink[index / 2][index % 2] != 1.0f;
+    }
+    if (first || !__any_sync(0xffffffffu, shrinks)) {
         return;
     }
     #pragma unroll

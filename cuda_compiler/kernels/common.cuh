@@ -104,17 +104,23 @@ __device__ __forceinline__ void hurry_next_grid()
 #endif
 }
 
+// Adds one to a counter, which begins anew behind `last`, and returns what it was. What has been written before is seen
+// by those that count later.
+__device__ __forceinline__ uint count_arrival(uint& counter, uint last)
+{
+    uint before;
+    asm volatile("atom.acq_rel.gpu.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(&counter), "r"(last) : "memory");
+    return before;
+}
+
 // Whether a block is the last of so many to get here; it then sees what the others have written before. The counter is
 // zero before the first, and again after the last.
 __device__ __forceinline__ bool is_last_of(int blocks, uint& arrivals)
 {
     __shared__ bool is_last;
     __syncthreads();
-    // One fence orders what all threads have written ahead of the barrier, and read behind the next.
-    if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = atomicInc(&arrivals, blocks - 1) == uint(blocks - 1);
-        __threadfence();
+    if (threadIdx.x == 0) { // for what all threads have written ahead of the barrier, and read behind the next
+        is_last = count_arrival(arrivals, blocks - 1) == uint(blocks - 1);
     }
     __syncthreads();
     return is_last;

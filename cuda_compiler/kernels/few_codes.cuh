@@ -18,20 +18,10 @@ constexpr int GATHERED_AT = PARTS_AT + 2 * PART * 4;
 // numbers of the vector, which a product by ones gives.
 constexpr bool LATE_ZERO = BITS == 4 && !CODEBOOK, BY_UNIT = !ONE_GROUP || LATE_ZERO;
 constexpr int CHAINS = 2; // of products that do not wait for each other
-// Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal
-// ones without a gap; times 2^127 they are numbers of this unit.
-constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
-constexpr float NUMBER_UNIT = SUBNORMAL ? 0.015625f : 1.0f;
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 static_assert(!PROLOGUE || CLUSTER == 1, "blocks compute whole vectors");
 
 typedef float Sums[GROUPS_OF_COLUMNS][4]; // in the register layout of mma.m16n8k16
-
-// What is subtracted from numbers, or added to those that are made of subnormal ones.
-__device__ __forceinline__ uint offset_pair(float zero)
-{
-    return SUBNORMAL ? pair_of((zero + (CODE_KIND == CODES_SIGNED ? 128.0f : 0.0f)) * -NUMBER_UNIT) : zero_pair(zero);
-}
 
 // The numbers of an octet of codes, in two words where they are bytes.
 __device__ __forceinline__ void make_numbers(
@@ -43,11 +33,7 @@ __device__ __forceinline__ void make_numbers(
             pairs[pair] = sixteen_and_codes(word[0], pair);
         }
     } else if (SUBNORMAL) {
-        #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            uint moved = CODE_KIND == CODES_SIGNED ? word[pair / 2] ^ 0x80808080u : word[pair / 2];
-            pairs[pair] = Numbers::fma(__byte_perm(moved, 0, pair % 2 ? 0x4341 : 0x4240), 0x7f007f00u, offset);
-        }
+        bytes_in_units(pairs, word[0], word[1], offset);
     } else {
         octet_as_numbers(pairs, word, 0, offset, codebook);
     }

@@ -155,6 +155,31 @@ __device__ __forceinline__ void bytes_as_numbers(uint (&pairs)[4], uint first, u
     }
 }
 
+// Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal
+// ones without a gap; times 2^127 they are numbers of this unit, in half of the instructions.
+constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
+constexpr float NUMBER_UNIT = SUBNORMAL ? 0.015625f : 1.0f;
+
+// What is added to numbers in units, or subtracted from others.
+__device__ __forceinline__ uint offset_pair(float zero)
+{
+    return SUBNORMAL ? pair_of((zero + (CODE_KIND == CODES_SIGNED ? 128.0f : 0.0f)) * -NUMBER_UNIT) : zero_pair(zero);
+}
+
+// As `bytes_as_numbers`, in units.
+__device__ __forceinline__ void bytes_in_units(uint (&pairs)[4], uint first, uint second, uint offset)
+{
+    if (!SUBNORMAL) {
+        bytes_as_numbers(pairs, first, second, offset);
+        return;
+    }
+    #pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        uint word = (pair < 2 ? first : second) ^ (CODE_KIND == CODES_SIGNED ? 0x80808080u : 0u);
+        pairs[pair] = Numbers::fma(__byte_perm(word, 0, pair % 2 ? 0x4341 : 0x4240), 0x7f007f00u, offset);
+    }
+}
+
 // Two codes of four bits of an octet, each added to 16: their bits are the highest of the mantissa.
 __device__ __forceinline__ uint sixteen_and_codes(uint octet, int pair)
 {

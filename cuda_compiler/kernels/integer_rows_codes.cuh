@@ -9,8 +9,9 @@ constexpr int ROW_GROUPS = ONE_GROUP ? 1 : COMMON / GROUP, SCALE_BYTES = ROW_GRO
 constexpr int SCALE_ROW = SCALE_BYTES + (SCALE_BYTES % 64 ? 0 : 16); // neighbours begin in other banks
 constexpr int ZEROS_AT = TILE * SCALE_ROW, SCALED_BYTES = ZEROS_AT + TILE * ZERO_ROW; // of a tile
 constexpr int PAIRS_OF_CHUNKS = BUNDLE_BYTES / 32, PRODUCTS = UNIT / 32; // of a bundle's row; of a unit
-// Codes of four bits may lie in bytes whose lower halves are multiplied by themselves, and whose upper ones, 16 times as
-// large, with the lower halves: what these add is taken from the numbers of the vector that lower halves belong to.
+// Where codes are SPLIT, the lower halves of bytes are multiplied by themselves, and whole bytes, which are 16 times the
+// upper halves and the lower ones, by the numbers that belong to the upper halves. What the lower ones add there is
+// taken beforehand from the numbers that belong to them.
 constexpr bool SPLIT = BITS == 4 && UNIT == 64;
 static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
 static_assert(STEP_BYTES % 128 == 0, "rows of shared memory that lanes read side by side");
@@ -116,7 +117,7 @@ struct Codes {
         #pragma unroll
         for (int part = 0; part < 4; ++part) {
             if (SPLIT) {
-                a[part] = word[product / 2][part] & (product % 2 ? 0xffffffffu : 0x0f0f0f0fu);
+                a[part] = word[product / 2][part] & (product % 2 ? ~0u : 0x0f0f0f0fu);
             } else if (BITS == 8) {
                 a[part] = word[product % PAIRS_OF_CHUNKS][part];
             } else {

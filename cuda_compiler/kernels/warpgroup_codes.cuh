@@ -94,17 +94,6 @@ __device__ __forceinline__ void bring_spans(
     }
 }
 
-// Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal
-// ones without a gap; times 2^127 they are numbers of this unit.
-constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
-constexpr float UNIT = SUBNORMAL ? 0.015625f : 1.0f;
-
-// What is added to such numbers, or subtracted from others.
-__device__ __forceinline__ uint offset_pair(float zero)
-{
-    return SUBNORMAL ? pair_of((zero + (CODE_KIND == CODES_SIGNED ? 128.0f : 0.0f)) * -UNIT) : zero_pair(zero);
-}
-
 // Scales, zero points and biases of a span in a row of a tile, as loaded.
 struct Belonging {
     scale_t scale[PIECES];
@@ -251,7 +240,7 @@ struct Codes {
 #endif
         #pragma unroll
         for (int octet = 0; octet < (ONE_GROUP ? 0 : 4); ++octet) {
-            number[octet] = scaled_pair(number[octet], scale[side], bias[side], UNIT);
+            number[octet] = scaled_pair(number[octet], scale[side], bias[side], NUMBER_UNIT);
         }
     }
 };
@@ -399,7 +388,7 @@ __device__ __forceinline__ void multiply_and_store(
         uint number[2][2][4];
         Place at = now;
         int adds = 0;
-        float scale = 1.0f / UNIT;
+        float scale = 1.0f / NUMBER_UNIT;
         if (ONE_GROUP && thread % 128 < 64) {
             scale *= float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
         }

@@ -66,6 +66,7 @@ _STATEMENTS = {
 _FUNCTIONS = {
     "wait_for_previous_grid": "inline void wait_for_previous_grid() {}\n",
     "hurry_next_grid": "inline void hurry_next_grid() {}\n",
+    "count_arrival": "inline uint count_arrival(uint& counter, uint last) { return atomicInc(&counter, last); }\n",
     "commit_copies": "inline void commit_copies() {}\n",
     "wait_for_copies": "inline void wait_for_copies() {}\n",
     "copy_chunk_to": (
