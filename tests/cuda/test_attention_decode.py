@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 import npu_compiler
+from cuda_compiler.artifact.extensions import cluster_of
 from cuda_runtime.nvrtc import architectures
-from npu_compiler.artifact.plan import CallChoice, KernelCall
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import MissingDependencyError
 from npu_runtime import Device, Executor, NPUBuffer
@@ -198,21 +199,59 @@ def test_on_a_processor_a_head_of_keys_has_groups_of_few_rows(
     sizes: Sizes, positions: list[int], rows: int, tmp_path: Path
 ) -> None:
     """Thread by thread; in groups of so many rows."""
-    plan = compiled(sizes, torch.bfloat16).main.resolved(lambda choice, kernels: 0)
+    plan = on_host(sizes)
+    assert launch_of(plan).grid[2] == sizes.batch * sizes.groups * sizes.shared * sizes.rows // rows
+    for position in positions:
+        check_on_host(plan, sizes, position, tmp_path)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
+@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize(
+    ("sizes", "positions", "blocks", "clusters"),
+    [
+        (Sizes(256, size=32, shared=2), [0, 130, 255], 2, 1),
+        (Sizes(600, size=64, groups=1, shared=3, rows=2), [14, 127, 598], 8, 1),
+        (Sizes(600, size=32, groups=1, shared=2, mask="window"), [100, 599], 8, 1),
+        (Sizes(4200, size=32, groups=1, shared=2), [200, 4199], 8, 5),
+    ],
+    ids=str,
+)
+def test_on_a_processor_blocks_of_clusters_put_their_parts_together(
+    sizes: Sizes, positions: list[int], blocks: int, clusters: int, backwards: bool, tmp_path: Path
+) -> None:
+    """Thread by thread, in either order of threads."""
+    plan = on_host(sizes)
+    assert cluster_of(launch_of(plan))[0] == blocks
+    assert launch_of(plan).grid[0] == blocks * clusters
+    for position in positions:
+        check_on_host(plan, sizes, position, tmp_path, backwards)
+
+
+def on_host(sizes: Sizes) -> ExecutionPlan:
+    """The plan of a step for the best devices."""
+    return compiled(sizes, torch.bfloat16).main.resolved(lambda choice, kernels: 0)
+
+
+def launch_of(plan: ExecutionPlan) -> KernelCall:
+    """That of attention."""
     calls = [call for call in plan.calls if isinstance(call, KernelCall)]
     (call,) = (call for call in calls if plan.kernels[call.kernel].entry == "attention_decode")
-    assert call.grid[2] == sizes.batch * sizes.groups * sizes.shared * sizes.rows // rows
+    return call
+
+
+def check_on_host(plan: ExecutionPlan, sizes: Sizes, position: int, folder: Path, backwards: bool = False) -> None:
+    """Runs a step thread by thread and compares with PyTorch in float64."""
     types = {spec.name: getattr(ml_dtypes, spec.dtype.name, spec.dtype.name) for spec in (*plan.inputs, *plan.outputs)}
-    for position in positions:
-        given = tensors(sizes, torch.bfloat16, position)
-        stored = {spec.name: host_numbers(given[spec.name]).astype(types[spec.name]) for spec in plan.inputs}
-        found = run_plan_on_host(plan, {name: array.view(np.uint8) for name, array in stored.items()}, tmp_path)
-        kept = dict(plan.state)
-        results = [
-            found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(np.float64).reshape(spec.shape)
-            for spec in plan.outputs
-        ]
-        check_results(results, sizes, torch.bfloat16, given)
+    given = tensors(sizes, torch.bfloat16, position)
+    stored = {spec.name: host_numbers(given[spec.name]).astype(types[spec.name]) for spec in plan.inputs}
+    bytes_of = {name: array.view(np.uint8) for name, array in stored.items()}
+    found, kept = run_plan_on_host(plan, bytes_of, folder, backwards), dict(plan.state)
+    results = [
+        found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(np.float64).reshape(spec.shape)
+        for spec in plan.outputs
+    ]
+    check_results(results, sizes, torch.bfloat16, given)
 
 
 @BOTH

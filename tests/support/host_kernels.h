@@ -1,5 +1,6 @@
 // What kernels of CUDA expect of their language, for a processor: every thread of a cluster is a fiber, and what threads of a
-// warp do together happens when all of them have come to it. What is declared here only is in host_threads.cpp.
+// warp do together happens when all of them have come to it. Each block of a cluster has a thread of the system, of which one
+// works at a time, so that shared memory is that thread's own. What is declared here only is in host_threads.cpp.
 #include <cmath>
 #include <csetjmp>
 #include <cstdio>
@@ -12,7 +13,7 @@
 
 #define __device__
 #define __global__
-#define __shared__ static
+#define __shared__ static thread_local
 #define __forceinline__ inline
 #define __noinline__
 #define __align__(n) __attribute__((aligned(n)))
@@ -76,6 +77,7 @@ struct Block {
     Barrier all, named[16];
     int votes = 0;
     std::map<unsigned, PhaseBarrier> phases; // by their shared addresses
+    unsigned char* variables; // a place among its shared variables
 };
 struct Warp {
     std::map<unsigned, Barrier> some; // by the lanes that meet
@@ -103,6 +105,21 @@ static unsigned char* host_shared(Block* block = current->own)
 {
     unsigned char* first = block->shared.data();
     return first + (-(size_t)first & 1023);
+}
+// The address of a place in shared memory, which is the same in all blocks: those of variables count from the middle.
+constexpr unsigned VARIABLES = 1u << 31;
+static unsigned host_shared_address(const void* pointer)
+{
+    const Block* own = current->own;
+    const unsigned char *place = (const unsigned char*)pointer, *first = own->shared.data();
+    bool dynamic = place >= first && place < first + own->shared.size();
+    return dynamic ? unsigned(place - host_shared()) : unsigned(VARIABLES + (place - own->variables));
+}
+// What lies at such an address of a block.
+static unsigned char* host_at(unsigned address, Block* block = current->own)
+{
+    bool dynamic = address < VARIABLES / 2;
+    return dynamic ? host_shared(block) + address : block->variables + int(address - VARIABLES);
 }
 
 void yield();
@@ -211,7 +228,6 @@ static void host_copy_part(void* target, const void* source, int bytes, int whol
     memcpy(target, source, bytes);
 }
 
-static unsigned host_shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - host_shared()); }
 
 // An element of an operand of wgmma in shared memory, by its line and its place along k: blocks of 8 by 8, whose distances the
 // descriptor holds as the PTX manual has it, or lines whose chunks are permuted by address.
@@ -309,15 +325,12 @@ static void host_load(unsigned* word, const void* source, bool valid)
 }
 static void store_word_in_cluster(const void* target, int rank, float value)
 {
-    size_t at = (const unsigned char*)target - host_shared();
-    memcpy(host_shared(cluster_blocks[rank]) + at, &value, 4);
+    memcpy(host_at(host_shared_address(target), cluster_blocks[rank]), &value, 4);
 }
-static void store_words_in_cluster(const void* target, int rank, float4 value)
+template <typename T>
+static void store_words_in_cluster(const void* target, int rank, T value)
 {
-    const float* word = &value.x;
-    for (int index = 0; index < 4; ++index) {
-        store_word_in_cluster((const float*)target + index, rank, word[index]);
-    }
+    memcpy(host_at(host_shared_address(target), cluster_blocks[rank]), &value, sizeof value);
 }
 void arrive_in_cluster();
 void wait_in_cluster();
@@ -326,6 +339,7 @@ void wait_in_cluster();
 void host_make_barrier(unsigned at, int count);
 void host_arrive(unsigned at, int bytes);
 void host_wait(unsigned at, int parity);
+void host_count_bytes(unsigned at, int rank, int bytes); // that have come to a block of the cluster
 void host_copy_box(unsigned target, const void* map, unsigned at, const int (&first)[5]);
 void host_store_box(unsigned source, const void* map, int first, int line);
 

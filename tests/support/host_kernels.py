@@ -25,7 +25,7 @@ __all__ = ["HAS_COMPILER", "keep_compiled_in", "run_on_host", "run_plan_on_host"
 
 HAS_COMPILER = shutil.which("g++") is not None
 _HEADER, _THREADS = (Path(__file__).with_name(name) for name in ("host_kernels.h", "host_threads.cpp"))
-_COMMAND = ("g++", "-std=c++17", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE")
+_COMMAND = ("g++", "-std=c++17", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-pthread")
 _compiled: Path | None = None  # a folder for all that the session compiles
 _FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\((?:[^()]|\([^()]*\))*\)\n\{{\n.*?\n\}}\n"
 _ONE_LINE = re.compile(r"\{ asm volatile\([^{}]*\); \}")
@@ -160,6 +160,12 @@ _FUNCTIONS = {
     ),
 }
 _ALONG_Y = "__cluster_dims__(1, SPLITS, 1)"  # the clusters that a kernel declares by itself
+_SENT = re.compile(r"__device__ __forceinline__ void send_to_cluster\([^)]*\)\n\{.*?\n\}\n", re.S)
+_SEND = (
+    "template <typename T>\ninline void send_to_cluster(const void* target, int rank, T value, const uint64* barrier)\n"
+    "{\n    store_words_in_cluster(target, rank, value);\n"
+    "    host_count_bytes(shared_address(barrier), rank, sizeof(T));\n}\n"
+)
 _ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
 
 
@@ -307,6 +313,7 @@ def _translated(text: str, entry: str, arguments: Sequence[Argument]) -> str:
         count=1,
         flags=re.S,
     )
+    text = _SENT.sub("", _SENT.sub(_SEND, text, count=1))
     text = _ONE_LINE.sub("{}", text)
     text = _ASM.sub("    abort();\n", text)
     text = re.sub(r'asm\((?:[^;"]|"[^"]*")*;', "abort();", text)

@@ -1,6 +1,9 @@
 // What host_kernels.h declares: the threads of a cluster as fibers, one after the other, and what they do together. It is
 // compiled once for all kernels.
 #include "host_kernels.h"
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 
 Fiber* current;
 Dim grid_size;
@@ -130,7 +133,7 @@ void host_load_matrices(unsigned (&matrix)[4], unsigned row)
             fprintf(stderr, "a row of a matrix at an odd place\n");
             abort();
         }
-        memcpy(&matrix[index], host_shared() + at + lane % 4 * 4, 4);
+        memcpy(&matrix[index], host_at(at) + lane % 4 * 4, 4);
     }
     __syncwarp();
 }
@@ -186,6 +189,13 @@ void host_arrive(unsigned at, int bytes)
     PhaseBarrier& barrier = current->own->phases.at(at);
     --barrier.waiting;
     barrier.bytes += bytes;
+    end_phase(barrier);
+}
+
+void host_count_bytes(unsigned at, int rank, int bytes)
+{
+    PhaseBarrier& barrier = cluster_blocks[rank]->phases.at(at);
+    barrier.bytes -= bytes;
     end_phase(barrier);
 }
 
@@ -270,18 +280,43 @@ static int run_cluster(Dim first, Dim cluster, int block, int shared, bool backw
         fiber.start.uc_stack.ss_size = STACK_BYTES;
         makecontext(&fiber.start, enter, 0);
     }
-    for (long turns = 0, left = 1; left > 0; ++turns) {
-        left = 0;
-        for (size_t number = 0; number < fibers.size(); ++number) {
-            Fiber& fiber = fibers[backwards ? fibers.size() - 1 - number : number];
-            if (!fiber.finished) {
-                ++left;
-                resume(fiber);
+    // A block's threads go on until all of them wait, then those of the next one, in a thread of the system each.
+    static thread_local unsigned char variables;
+    std::mutex working;
+    std::condition_variable passed;
+    int whose = 0, left = int(fibers.size());
+    bool endless = false;
+    auto work = [&](int rank) {
+        std::unique_lock<std::mutex> lock(working);
+        blocks[rank].variables = &variables;
+        for (long turn = 0;; ++turn) {
+            passed.wait(lock, [&] { return whose == rank || left == 0 || endless; });
+            endless |= turn > 10000000;
+            if (left == 0 || endless) {
+                break;
             }
+            for (int place = 0; place < block; ++place) {
+                Fiber& fiber = fibers[rank * block + (backwards ? block - 1 - place : place)];
+                if (!fiber.finished) {
+                    resume(fiber);
+                    left -= fiber.finished;
+                }
+            }
+            whose = (whose + (backwards ? count - 1 : 1)) % count;
+            passed.notify_all();
         }
-        if (turns > 10000000) {
-            return 1;
-        }
+        passed.notify_all();
+    };
+    std::vector<std::thread> others;
+    for (int rank = 1; rank < count; ++rank) {
+        others.emplace_back(work, rank);
+    }
+    work(0);
+    for (std::thread& other : others) {
+        other.join();
+    }
+    if (endless) {
+        return 1;
     }
     for (size_t number = 0; number < fibers.size(); ++number) {
         if (stacks[number * STACK_BYTES] != char(0xff)) {
