@@ -92,6 +92,8 @@ def test_steps_over_codes_err_as_over_16_bits(
         ("int8", Sizes(100, 64, 2, 6), [0, 70, 99]),
         ("int8", Sizes(128, 32, 1, 12), [15, 127]),
         ("fp8", Sizes(90, 96, 1, 1), [10, 64]),
+        ("int8", Sizes(600, 64, 1, 2), [13, 130, 599]),  # a cluster of eight blocks
+        ("fp8", Sizes(4200, 32, 1, 2), [200, 4199]),  # five of them
     ],
     ids=str,
 )

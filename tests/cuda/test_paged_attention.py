@@ -160,22 +160,24 @@ def test_pages_whose_places_take_more_than_15_bits_are_gathered(kind: str) -> No
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
 @pytest.mark.parametrize(
-    ("kind", "sizes", "ends", "shares"),
+    ("kind", "sizes", "ends", "shares", "requires"),
     [
-        ("int8", Sizes(3, 4, page=64, size=64, groups=2, shared=3, pages=14), [100, -1, 37], True),
-        ("fp8", Sizes(2, 2, page=64, size=128, groups=2, shared=6, rows=2, pages=5), [70, 127], False),
-        ("fp8", Sizes(1, 3, page=64, size=96, groups=3, shared=1, pages=4), [191], False),
-        ("int8", Sizes(2, 2, page=64, size=32, groups=2, shared=9, pages=3), [15, 16], False),
+        ("int8", Sizes(3, 4, page=64, size=64, groups=2, shared=3, pages=14), [100, -1, 37], True, "sm_80"),
+        ("fp8", Sizes(2, 2, page=64, size=128, groups=2, shared=6, rows=2, pages=5), [70, 127], False, "sm_80"),
+        ("fp8", Sizes(1, 3, page=64, size=96, groups=3, shared=1, pages=4), [191], False, "sm_80"),
+        ("int8", Sizes(2, 2, page=64, size=32, groups=2, shared=9, pages=3), [15, 16], False, "sm_80"),
+        ("int8", Sizes(3, 4, page=64, size=64, groups=2, shared=3, pages=14), [100, -1, 37], True, "sm_90"),
+        ("16", Sizes(2, 9, page=64, size=64, groups=1, shared=3, pages=19), [573, 129], False, "sm_90"),
     ],
     ids=str,
 )
-def test_on_a_processor_codes_equal_torch(
-    sizes: Sizes, ends: list[int], shares: bool, kind: str, tmp_path: Path
+def test_on_a_processor_steps_equal_torch(
+    sizes: Sizes, ends: list[int], shares: bool, kind: str, requires: str, tmp_path: Path
 ) -> None:
     """Thread by thread; two lanes then write to one page, whose new tokens both see."""
     step = PagedStep(sizes, kind, torch.bfloat16)
     plan = compiled_step(step, "cuda").main.resolved(
-        lambda choice, kernels: [option.requires for option in choice.options].index("sm_80")
+        lambda choice, kernels: [option.requires for option in choice.options].index(requires)
     )
     given = step_inputs(step, ends, shares)
     check_results(step, given, host_results(plan, given, tmp_path))
