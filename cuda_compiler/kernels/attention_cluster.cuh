@@ -43,7 +43,8 @@ __device__ __forceinline__ void give(const Parts& parts, T* target, int owner, c
 __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int rank, int busy)
 {
     float weight[WARPS];
-    for (int index = THREADS - 1 - int(threadIdx.x); index < ROWS * CLUSTER; index += THREADS) { // the first have slices
+    // The last threads send sums, as the first have results.
+    for (int index = THREADS - 1 - int(threadIdx.x); index < ROWS * CLUSTER; index += THREADS) {
         int row = index % ROWS, owner = index / ROWS;
         float top = weigh_warps(weight, parts, row, busy), sum = 0.0f;
         #pragma unroll

@@ -1,10 +1,10 @@
 // Products of 2 to 16 vectors by a matrix in codes that is read once, on tensor cores: result[v, o] = sum of vector[v,
 // k] * scale(o, k) * (code(o, k) - zero(o, k)). The matrix is the operand of 16 rows, vectors are its columns, in
 // groups of eight; k is permuted alike for both operands. WARPS_K warps share a tile of 16 rows, and CLUSTER blocks
-// share k; the first steps of a warp's codes are copied before the grid ahead of this one has finished, by the first
-// PACED blocks one after another, as in integer_rows.cuh. Grid: clusters with tiles in turns in x.
+// share k; the first steps of a warp's codes are copied before the grid ahead of this one has finished. Grid: clusters
+// with tiles in turns in x.
 constexpr int GROUPS_OF_COLUMNS = (VECTORS + 7) / 8, COLUMNS = 8 * GROUPS_OF_COLUMNS;
-constexpr int PART_ROW = TILE + 4, PART = BLOCK_WARPS * COLUMNS * PART_ROW, TEAM = 32 * WARPS_K;
+constexpr int PART_ROW = TILE + 4, PART = BLOCK_WARPS * COLUMNS * PART_ROW;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHARE = (ITEMS + CLUSTER - 1) / CLUSTER;
 constexpr int ITEMS_EACH = (ITEMS + TEAM - 1) / TEAM, SHARE_EACH = (SHARE + TEAM - 1) / TEAM;
 constexpr int GATHERED = CLUSTER > 1 ? TEAMS * CLUSTER * SHARE * VALUES : 0; // floats that blocks send to one of them
@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply_bundle(
     int second, const Params& p)
 {
     int row = int(threadIdx.x) % 32 / 4, first = at * 4 - vectors.first / UNIT; // unit of the bundle
-    const Codes codes(stage, second);
+    const BundleCodes codes(stage, second);
     #pragma unroll
     for (int unit = 0; unit < 4; ++unit) {
         const Scales scales[2] = {
@@ -255,15 +255,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     }
     hurry_next_grid();
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
-    Ring ring{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K};
+    Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
-    #pragma unroll 1
-    for (int stage = 0; stage < STAGES; ++stage) {
-        ring.fill(stages + stage * STAGE_BYTES, further, p);
-        if (int(blockIdx.x) < PACED && stage + 1 < STAGES) {
-            wait_for_copies<0>();
-        }
-    }
+    fill_stages(ring, stages, STAGE_BYTES, further, p);
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();

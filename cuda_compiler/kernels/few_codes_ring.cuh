@@ -1,46 +1,21 @@
-// Codes on their way in shared memory: each warp has STAGES steps of a tile of its own. Along k a unit is UNIT codes of
-// one group, a bundle four units, a step STEP bundles.
-constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TILE = 16;
-constexpr int BUNDLES = COMMON / UNIT / 4, BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
-constexpr int ROW_BYTES = COMMON * BITS / 8, BUNDLE_BYTES = 4 * UNIT * BITS / 8, STEP_BYTES = STEP * BUNDLE_BYTES;
+// What a product of several rows has on its way with its codes: scales and zero points of the same steps.
 constexpr int SCALE_BYTES = (ONE_GROUP ? 1 : STEP * BUNDLE_GROUPS) * int(sizeof(scale_t)); // of a row's step
 constexpr int ZERO_BYTES = ZEROS ? (STEP * BUNDLE_GROUPS * ZERO_BITS / 8 + 3 + 3) / 4 * 4 : 0; // in whole words
 constexpr int SCALES_AT = TILE * STEP_BYTES, ZEROS_AT = SCALES_AT + TILE * SCALE_BYTES;
 constexpr int STAGE_BYTES = ZEROS_AT + TILE * ZERO_BYTES;
-constexpr int PAIRS_OF_CHUNKS = BUNDLE_BYTES / 32; // of a bundle's row
-static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
-static_assert(STEP_BYTES % 128 == 0 && STAGE_BYTES % 16 == 0, "rows of shared memory that lanes read side by side");
-
-struct Parts {
-    const uint8* matrix;
-    const scale_t* scales;
-    const zero_t* zeros;
-};
-
-// Rows of a stage have their chunks in another order each, so that eight of them are read from different banks.
-__device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & 7) * 16; }
+static_assert(STAGE_BYTES % 16 == 0, "chunks of the next stage");
 
 // A warp's codes on their way to shared memory, with their scales and zero points.
-struct Ring {
-    Parts from;
-    int first, last;       // bundles of this warp
-    int tile, bundle;      // what comes next
-    const uint8* codes;    // this lane's part of it
+struct Ring : RingOfCodes {
     const scale_t* scales; // its groups in the row whose scales this lane copies
 
-    static constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // of a row's step; rows of an access
     static constexpr int ZERO_WORDS = ZERO_BYTES / 4;
-    static_assert(CHUNKS <= 32, "a step of a row is one access of a warp at the most");
 
-    // Goes to the beginning of a tile, which may be behind the last one.
     __device__ __forceinline__ void seek(int place)
     {
-        int lane = int(threadIdx.x) % 32;
-        tile = place;
-        bundle = first;
-        codes = from.matrix + (long long)(tile * TILE + lane / CHUNKS) * ROW_BYTES;
-        codes += bundle * BUNDLE_BYTES + lane % CHUNKS * 16;
+        seek_codes(place);
         if (!ONE_GROUP) {
+            int lane = int(threadIdx.x) % 32;
             scales = from.scales + (long long)(tile * TILE + lane / STEP) * (COMMON / GROUP);
             scales += (bundle + lane % STEP) * BUNDLE_GROUPS;
         }
@@ -50,15 +25,8 @@ struct Ring {
     __device__ __forceinline__ void fill(unsigned char* stage, int further, const Params& p)
     {
         if (tile < p.tiles) {
-            int lane = int(threadIdx.x) % 32, row = lane / CHUNKS, byte = lane % CHUNKS * 16;
-            bool valid = STEP == 1 || bundle + byte / BUNDLE_BYTES < last;
-            unsigned char* target = stage + row * STEP_BYTES;
-            int place = place_in_row(byte, row);
-            #pragma unroll
-            for (int index = 0; index < TILE; index += TOGETHER) { // rows are sums of bits that no two of them have
-                const uint8* source = valid ? codes + index * ROW_BYTES : from.matrix;
-                copy_chunk(target + index * STEP_BYTES + place_in_row(place, index), source, valid);
-            }
+            int lane = int(threadIdx.x) % 32;
+            copy_codes(stage);
             copy_scales(stage + SCALES_AT, lane);
             if (ZEROS) {
                 copy_zeros(stage + ZEROS_AT, lane, p);
@@ -108,22 +76,6 @@ struct Ring {
     __device__ __forceinline__ static int zero_at(int row, int bundle, const Params& p)
     {
         return row * p.zero_row + bundle * (BUNDLE_GROUPS * ZERO_BITS / 8);
-    }
-};
-
-// A bundle's codes of 16 rows, of the step's first or second bundle: of each row a lane has every fourth word.
-struct Codes {
-    uint word[PAIRS_OF_CHUNKS][4];
-
-    __device__ __forceinline__ Codes(const unsigned char* stage, int second)
-    {
-        int lane = int(threadIdx.x) % 32, row = lane % 16, place = place_in_row(lane / 16 * 16, row);
-        uint first = shared_address(stage + row * STEP_BYTES);
-        #pragma unroll
-        for (int pair = 0; pair < PAIRS_OF_CHUNKS; ++pair) {
-            int byte = second * BUNDLE_BYTES + pair * 32;
-            load_matrices(word[pair], first + byte / 128 * 128 + (place ^ byte % 128));
-        }
     }
 };
 

@@ -3,8 +3,7 @@
 // Codes of a byte are multiplied as they lie, those of four bits once pairs of them have been separated. A number of
 // the vector is two bytes, and these are two columns of a product; four units take eight columns, each of which has
 // zeros in the place of the other units. So there is a sum for each unit, and it is exact. WARPS_K warps share a tile
-// of 16 rows; the first steps of their codes are copied before the grid ahead of this one has finished, and by the first
-// PACED blocks one after another: what the grids ahead wait for would come behind all of them at once. Where a tile is
+// of 16 rows; the first steps of their codes are copied before the grid ahead of this one has finished. Where a tile is
 // HELD, these are all steps that a warp has. Grid: tiles in turns in x.
 constexpr int PART_ROW = TILE + 4, PARTS = 2 * BLOCK_WARPS * PART_ROW; // a warp's sums; tiles take turns
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES;
@@ -194,15 +193,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     hurry_next_grid();
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     unsigned char* scaled = dynamic_shared + SCALED_AT + team * SCALED_TILES * SCALED_BYTES;
-    Ring ring{{matrix, scales, zeros}, scaled, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K};
-    ring.seek(begin);
-    #pragma unroll 1
-    for (int stage = 0; stage < STAGES; ++stage) {
-        ring.fill(stages + stage * STAGE_BYTES, further, p);
-        if (int(blockIdx.x) < PACED && stage + 1 < STAGES) {
-            wait_for_copies<0>();
-        }
-    }
+    Ring ring{{{matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K}, scaled};
+    ring.seek_codes(begin);
+    fill_stages(ring, stages, STAGE_BYTES, further, p);
     wait_for_previous_grid();
     const Vector digits{
         reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),

@@ -1,75 +1,34 @@
-// Codes of a product as integers, on their way in shared memory: each warp has STAGES steps of its part of tiles, its
-// team the scales and zero points of whole tiles. Along k a unit is UNIT codes, whose products add up as integers, a
-// bundle four units, a step STEP bundles.
-constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TEAM = 32 * WARPS_K;
-constexpr int TILE = 16, BUNDLES = COMMON / UNIT / 4, BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
-constexpr int ROW_BYTES = COMMON * BITS / 8, BUNDLE_BYTES = 4 * UNIT * BITS / 8, STEP_BYTES = STEP * BUNDLE_BYTES;
+// What a product of one row has on its way with its codes, the scales and zero points of whole tiles, and its operands.
 constexpr int STAGE_BYTES = TILE * STEP_BYTES;
 constexpr int ROW_GROUPS = ONE_GROUP ? 1 : COMMON / GROUP, SCALE_BYTES = ROW_GROUPS * int(sizeof(scale_t)); // of a row
 constexpr int SCALE_ROW = SCALE_BYTES + (SCALE_BYTES % 64 ? 0 : 16); // neighbours begin in other banks
 constexpr int ZEROS_AT = TILE * SCALE_ROW, SCALED_BYTES = ZEROS_AT + TILE * ZERO_ROW; // of a tile
-constexpr int PAIRS_OF_CHUNKS = BUNDLE_BYTES / 32, PRODUCTS = UNIT / 32; // of a bundle's row; of a unit
-// Where codes are SPLIT, the lower halves of bytes are multiplied by themselves, and whole bytes, which are 16 times the
-// upper halves and the lower ones, by the numbers that belong to the upper halves. What the lower ones add there is
+constexpr int PRODUCTS = UNIT / 32; // of a unit
+// Where codes are SPLIT, the lower halves of bytes are multiplied by themselves, and whole bytes, which are 16 times
+// the upper halves and the lower ones, by the numbers that belong to the upper halves. What the lower ones add there is
 // taken beforehand from the numbers that belong to them.
 constexpr bool SPLIT = BITS == 4 && UNIT == 64;
-static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
-static_assert(STEP_BYTES % 128 == 0, "rows of shared memory that lanes read side by side");
-
-struct Parts {
-    const uint8* matrix;
-    const scale_t* scales;
-    const zero_t* zeros;
-};
-
-// Rows of a stage have their chunks in another order each, so that eight of them are read from different banks.
-__device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & 7) * 16; }
 
 // The place of the next tile's scales, which tiles take in turns.
 __device__ __forceinline__ int next_scaled(int slot) { return slot + 1 == SCALED_TILES ? 0 : slot + 1; }
 
 // A warp's codes on their way to shared memory, with its part of the scales and zero points of its team.
-struct Ring {
-    Parts from;
+struct Ring : RingOfCodes {
     unsigned char* scaled; // the team's tiles of scales
-    int first, last;       // bundles of this warp
-    int tile, bundle;      // what comes next
-    int slot;              // of its scales
-    const uint8* codes;    // this lane's part of it
-
-    static constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // of a row's step; rows of an access
-    static_assert(CHUNKS <= 32, "a step of a row is one access of a warp at the most");
-
-    // Goes to the beginning of a tile, which may be behind the last one.
-    __device__ __forceinline__ void seek(int place)
-    {
-        int lane = int(threadIdx.x) % 32;
-        tile = place;
-        bundle = first;
-        codes = from.matrix + (long long)(tile * TILE + lane / CHUNKS) * ROW_BYTES;
-        codes += bundle * BUNDLE_BYTES + lane % CHUNKS * 16;
-    }
+    int slot;              // of those of what comes next
 
     // Starts copying the next step, if there is one.
     __device__ __forceinline__ void fill(unsigned char* stage, int further, const Params& p)
     {
         if (tile < p.tiles) {
-            int lane = int(threadIdx.x) % 32, row = lane / CHUNKS, byte = lane % CHUNKS * 16;
-            bool valid = STEP == 1 || bundle + byte / BUNDLE_BYTES < last;
-            unsigned char* target = stage + row * STEP_BYTES;
-            int place = place_in_row(byte, row);
             if (bundle == first) {
                 copy_scales();
             }
-            #pragma unroll
-            for (int index = 0; index < TILE; index += TOGETHER) { // rows are sums of bits that no two of them have
-                const uint8* source = valid ? codes + index * ROW_BYTES : from.matrix;
-                copy_chunk(target + index * STEP_BYTES + place_in_row(place, index), source, valid);
-            }
+            copy_codes(stage);
             bundle += STEP;
             codes += STEP_BYTES;
             if (bundle >= last) {
-                seek(tile + further);
+                seek_codes(tile + further);
                 slot = next_scaled(slot);
             }
         }
@@ -97,20 +56,9 @@ struct Ring {
     }
 };
 
-// A bundle's codes of 16 rows, of the step's first or second bundle, in the order of the operand of products of bytes.
-struct Codes {
-    uint word[PAIRS_OF_CHUNKS][4];
-
-    __device__ __forceinline__ Codes(const unsigned char* stage, int second)
-    {
-        int lane = int(threadIdx.x) % 32, row = lane % 16, place = place_in_row(lane / 16 * 16, row);
-        uint first = shared_address(stage + row * STEP_BYTES);
-        #pragma unroll
-        for (int pair = 0; pair < PAIRS_OF_CHUNKS; ++pair) {
-            int byte = second * BUNDLE_BYTES + pair * 32;
-            load_matrices(word[pair], first + byte / 128 * 128 + (place ^ byte % 128));
-        }
-    }
+// A bundle's codes in the order of the operand of products of bytes.
+struct Codes : BundleCodes {
+    using BundleCodes::BundleCodes;
 
     __device__ __forceinline__ void of_product(uint (&a)[4], int product) const
     {

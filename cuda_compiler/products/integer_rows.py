@@ -37,7 +37,7 @@ INTEGER_ROWS = KernelTemplate(
     inputs="matrix scales zeros vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
-    files="tensor_cores.cuh barriers.cuh code_pairs.cuh integer_rows_codes.cuh integer_rows_vectors.cuh",
+    files="tensor_cores.cuh barriers.cuh code_pairs.cuh coded_ring.cuh integer_rows_codes.cuh integer_rows_vectors.cuh",
     computed="vector",
 )
 

@@ -1,0 +1,83 @@
+// Codes of a product on their way in shared memory: each warp has STAGES steps of its part of tiles of 16 rows. Along k
+// a unit is UNIT codes of one group, a bundle four units, a step STEP bundles.
+constexpr int BLOCK_WARPS = TEAMS * WARPS_K, THREADS = 32 * BLOCK_WARPS, TEAM = 32 * WARPS_K, TILE = 16;
+constexpr int BUNDLES = COMMON / UNIT / 4, BUNDLE_GROUPS = ONE_GROUP ? 0 : 4 * UNIT / GROUP;
+constexpr int ROW_BYTES = COMMON * BITS / 8, BUNDLE_BYTES = 4 * UNIT * BITS / 8, STEP_BYTES = STEP * BUNDLE_BYTES;
+constexpr int PAIRS_OF_CHUNKS = BUNDLE_BYTES / 32; // of a bundle's row
+static_assert(COMMON % (4 * UNIT) == 0 && (UNIT == 32 || UNIT == 64), "whole bundles");
+static_assert(STEP_BYTES % 128 == 0, "rows of shared memory that lanes read side by side");
+
+struct Parts {
+    const uint8* matrix;
+    const scale_t* scales;
+    const zero_t* zeros;
+};
+
+// Rows of a stage have their chunks in another order each, so that eight of them are read from different banks.
+__device__ __forceinline__ int place_in_row(int byte, int row) { return byte ^ (row & 7) * 16; }
+
+// A warp's codes on their way to shared memory.
+struct RingOfCodes {
+    Parts from;
+    int first, last;    // bundles of this warp
+    int tile, bundle;   // what comes next
+    const uint8* codes; // this lane's part of it
+
+    static constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // of a row's step; rows of an access
+    static_assert(CHUNKS <= 32, "a step of a row is one access of a warp at the most");
+
+    // Goes to the beginning of a tile, which may be behind the last one.
+    __device__ __forceinline__ void seek_codes(int place)
+    {
+        int lane = int(threadIdx.x) % 32;
+        tile = place;
+        bundle = first;
+        codes = from.matrix + (long long)(tile * TILE + lane / CHUNKS) * ROW_BYTES;
+        codes += bundle * BUNDLE_BYTES + lane % CHUNKS * 16;
+    }
+
+    // Starts copying the next step.
+    __device__ __forceinline__ void copy_codes(unsigned char* stage) const
+    {
+        int lane = int(threadIdx.x) % 32, row = lane / CHUNKS, byte = lane % CHUNKS * 16;
+        bool valid = STEP == 1 || bundle + byte / BUNDLE_BYTES < last;
+        unsigned char* target = stage + row * STEP_BYTES;
+        int place = place_in_row(byte, row);
+        #pragma unroll
+        for (int index = 0; index < TILE; index += TOGETHER) { // rows are sums of bits that no two of them have
+            const uint8* source = valid ? codes + index * ROW_BYTES : from.matrix;
+            copy_chunk(target + index * STEP_BYTES + place_in_row(place, index), source, valid);
+        }
+    }
+};
+
+// Starts copying the first steps, and by the first PACED blocks one after another: what the grids ahead wait for would
+// come behind all of them at once.
+template <typename Ring>
+__device__ __forceinline__ void fill_stages(
+    Ring& ring, unsigned char* stages, int stage_bytes, int further, const Params& p)
+{
+    #pragma unroll 1
+    for (int stage = 0; stage < STAGES; ++stage) {
+        ring.fill(stages + stage * stage_bytes, further, p);
+        if (int(blockIdx.x) < PACED && stage + 1 < STAGES) {
+            wait_for_copies<0>();
+        }
+    }
+}
+
+// A bundle's codes of 16 rows, of the step's first or second bundle: of each row a lane has every fourth word.
+struct BundleCodes {
+    uint word[PAIRS_OF_CHUNKS][4];
+
+    __device__ __forceinline__ BundleCodes(const unsigned char* stage, int second)
+    {
+        int lane = int(threadIdx.x) % 32, row = lane % 16, place = place_in_row(lane / 16 * 16, row);
+        uint first = shared_address(stage + row * STEP_BYTES);
+        #pragma unroll
+        for (int pair = 0; pair < PAIRS_OF_CHUNKS; ++pair) {
+            int byte = second * BUNDLE_BYTES + pair * 32;
+            load_matrices(word[pair], first + byte / 128 * 128 + (place ^ byte % 128));
+        }
+    }
+};
