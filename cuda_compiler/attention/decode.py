@@ -61,7 +61,7 @@ DECODE_MACROS = (
     f"MASK_HEADS {MASK_MACROS} FRESH EARLY ELEMENT_BYTES SCALE_BYTES {FUNCTION_MACROS}"
 )
 DECODE_PARAMS = (
-    "int rows, k_batch, k_head, v_batch, v_head, mask_batch, mask_head, mask_row, mask_step, state_batch, state_head"
+    "int k_batch, k_head, v_batch, v_head, mask_batch, mask_head, mask_row, mask_step, state_batch, state_head"
 )
 
 ATTENTION_DECODE = KernelTemplate(

@@ -12,21 +12,11 @@ __device__ __forceinline__ uint place(uint row, uint column)
 
 constexpr int tile_bytes(int rows, int width) { return rows * (width / 8 % 8 == 0 ? width : width + 8) * 2; }
 
-// Rows of a query head.
-__device__ __forceinline__ int rows_of_head(const Params& p)
-{
-#ifdef OWN_ROWS
-    return OWN_ROWS;
-#else
-    return p.rows;
-#endif
-}
-
-// Stores two neighbouring results of a row.
+// Stores two neighbouring results of a row, of so many that each query head has.
 __device__ __forceinline__ void store_pair(
-    int row, int column, float left, float right, int batch, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    int rows, int row, int column, float left, float right, int batch, int group, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
 {
-    const int rows = rows_of_head(p);
     if (row >= rows * SHARED || column >= VALUE_SIZE) {
         return;
     }
