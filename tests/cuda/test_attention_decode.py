@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import npu_compiler
 from cuda_compiler.artifact.extensions import cluster_of
 from cuda_runtime.nvrtc import architectures
-from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, Role
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import MissingDependencyError
 from npu_runtime import Device, Executor, NPUBuffer
@@ -247,6 +247,7 @@ def check_on_host(plan: ExecutionPlan, sizes: Sizes, position: int, folder: Path
     stored = {spec.name: host_numbers(given[spec.name]).astype(types[spec.name]) for spec in plan.inputs}
     bytes_of = {name: array.view(np.uint8) for name, array in stored.items()}
     found, kept = run_plan_on_host(plan, bytes_of, folder, backwards), dict(plan.state)
+    assert not found[Role.FAULTS.value].any()
     results = [
         found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(np.float64).reshape(spec.shape)
         for spec in plan.outputs

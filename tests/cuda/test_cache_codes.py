@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import npu_compiler
-from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, Role
 from npu_runtime import Device
 from tests.cuda.kernels import check_plan_compiles
 from tests.support.coded_cache import CodedStep, Sizes, check_step, error_of_results, host_numbers
@@ -109,6 +109,7 @@ def test_on_a_processor_codes_equal_torch(kind: str, sizes: Sizes, positions: li
         caches = [stored[spec.name].astype(float) for spec in plan.inputs[5:]]
         tensors = {name: array.view(np.uint8) for name, array in stored.items()}
         found, kept = run_plan_on_host(plan, tensors, tmp_path), dict(plan.state)
+        assert not found[Role.FAULTS.value].any()
         result, *held = (
             found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(float).reshape(spec.shape)
             for spec in plan.outputs
