@@ -61,11 +61,16 @@ def force(monkeypatch: pytest.MonkeyPatch, sizes: IntegerRows) -> None:
 
 
 def errors_on_host(case: Case, dtype: torch.dtype, x: torch.Tensor, folder: Path) -> tuple[float, float]:
-    """How far the kernel's result is from the exact one, and how far that of weights rounded to 16 bits, rounded."""
+    """How far the kernel's result is from the exact one, and how far that of weights rounded to 16 bits, rounded.
+
+    The kernel's has the same bits in both orders of threads.
+    """
     plan, parts, (_, y, norm) = case.program(dtype).main, case.parts(dtype), inputs_of(case, dtype)
     named = {**{f"p_{name}": part for name, part in parts.items()}, "x": x, "y": y, "p_norm": norm}
     tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
-    found = torch.from_numpy(run_on_host(plan, launch_of(plan), tensors, folder).copy()).view(dtype)
+    result, other = (run_on_host(plan, launch_of(plan), tensors, folder, backwards) for backwards in (False, True))
+    assert (result == other).all()
+    found = torch.from_numpy(result.copy()).view(dtype)
     exact, weight = case.exact(parts, x, y, norm)
     plain = (x.double() @ weight.to(dtype).double().T).to(dtype).double() if not case.behind else exact.to(dtype)
     error, rounding = (float((a.double() - exact).norm()) for a in (found.reshape(exact.shape), plain))

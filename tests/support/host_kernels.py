@@ -200,7 +200,7 @@ def _library(text: str, folder: Path) -> Path:
 
 
 def run_on_host(
-    plan: ExecutionPlan, call: KernelCall, tensors: dict[str, NDArray[np.uint8]], folder: Path
+    plan: ExecutionPlan, call: KernelCall, tensors: dict[str, NDArray[np.uint8]], folder: Path, backwards: bool = False
 ) -> NDArray[np.uint8]:
     """The bytes of a plan's output after one launch.
 
@@ -209,9 +209,11 @@ def run_on_host(
         call: The launch.
         tensors: The bytes of inputs and weights by name.
         folder: Where the kernel is compiled, unless the session has a place for that.
+        backwards: Whether the last thread is the first to go on behind a barrier: one that is missing shows in one
+            order or the other.
     """
     buffers = _memory(plan, tensors)
-    _launch(plan, call, buffers, folder)
+    _launch(plan, call, buffers, folder, backwards)
     (written,) = {argument.buffer for argument in call.args if argument.writes}
     return buffers[written][: plan.buffers[written].nbytes]
 
@@ -225,8 +227,7 @@ def run_plan_on_host(
         plan: The plan, without choices.
         tensors: As in `run_on_host`.
         folder: As in `run_on_host`.
-        backwards: Whether the last thread is the first to go on behind a barrier: one that is missing shows in one
-            order or the other.
+        backwards: As in `run_on_host`.
     """
     buffers = _memory(plan, tensors)
     for buffer, array in zip(plan.buffers, buffers, strict=True):
