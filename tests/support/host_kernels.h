@@ -228,7 +228,6 @@ static void host_copy_part(void* target, const void* source, int bytes, int whol
     memcpy(target, source, bytes);
 }
 
-
 // An element of an operand of wgmma in shared memory, by its line and its place along k: blocks of 8 by 8, whose distances the
 // descriptor holds as the PTX manual has it, or lines whose chunks are permuted by address.
 static unsigned short host_from_shared(unsigned long long descriptor, int number, int k)
@@ -323,12 +322,8 @@ static void host_load(unsigned* word, const void* source, bool valid)
         memcpy(word, source, BYTES);
     }
 }
-static void store_word_in_cluster(const void* target, int rank, float value)
-{
-    memcpy(host_at(host_shared_address(target), cluster_blocks[rank]), &value, 4);
-}
 template <typename T>
-static void store_words_in_cluster(const void* target, int rank, T value)
+static void host_store_in_cluster(const void* target, int rank, T value)
 {
     memcpy(host_at(host_shared_address(target), cluster_blocks[rank]), &value, sizeof value);
 }

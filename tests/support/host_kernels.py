@@ -160,12 +160,18 @@ _FUNCTIONS = {
     ),
 }
 _ALONG_Y = "__cluster_dims__(1, SPLITS, 1)"  # the clusters that a kernel declares by itself
-_SENT = re.compile(r"__device__ __forceinline__ void send_to_cluster\([^)]*\)\n\{.*?\n\}\n", re.S)
-_SEND = (
-    "template <typename T>\ninline void send_to_cluster(const void* target, int rank, T value, const uint64* barrier)\n"
-    "{\n    store_words_in_cluster(target, rank, value);\n"
-    "    host_count_bytes(shared_address(barrier), rank, sizeof(T));\n}\n"
-)
+_OVERLOADED = {  # for values of several types: one for all takes the place of the first
+    "store_in_cluster": (
+        "template <typename T>\ninline void store_in_cluster(const void* target, int rank, T value)\n{\n"
+        "    host_store_in_cluster(target, rank, value);\n}\n"
+    ),
+    "send_to_cluster": (
+        "template <typename T>\n"
+        "inline void send_to_cluster(const void* target, int rank, T value, const uint64* barrier)\n{\n"
+        "    host_store_in_cluster(target, rank, value);\n"
+        "    host_count_bytes(shared_address(barrier), rank, sizeof(T));\n}\n"
+    ),
+}
 _ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
 
 
@@ -298,23 +304,9 @@ def _translated(text: str, entry: str, arguments: Sequence[Argument]) -> str:
         text = re.sub(pattern, statement, text, flags=re.S)
     for name, function in _FUNCTIONS.items():
         text = re.sub(_FUNCTION.format(name), function.replace("\\", "\\\\"), text, flags=re.S)
-    text = re.sub(
-        r"inline void store_in_cluster\(.*?float value\)\n\{.*?\n\}\n",
-        "inline void store_in_cluster(const void* target, int rank, float value) "
-        "{ store_word_in_cluster(target, rank, value); }\n",
-        text.replace("__device__ __forceinline__ void store_in_cluster", "inline void store_in_cluster"),
-        count=1,
-        flags=re.S,
-    )
-    text = re.sub(
-        r"inline void store_in_cluster\([^)]*float4 value\)\n\{.*?\n\}\n",
-        "inline void store_in_cluster(const void* target, int rank, float4 value) "
-        "{ store_words_in_cluster(target, rank, value); }\n",
-        text,
-        count=1,
-        flags=re.S,
-    )
-    text = _SENT.sub("", _SENT.sub(_SEND, text, count=1))
+    for name, function in _OVERLOADED.items():
+        overload = re.compile(_FUNCTION.format(name), re.S)
+        text = overload.sub("", overload.sub(function, text, count=1))
     text = _ONE_LINE.sub("{}", text)
     text = _ASM.sub("    abort();\n", text)
     text = re.sub(r'asm\((?:[^;"]|"[^"]*")*;', "abort();", text)
