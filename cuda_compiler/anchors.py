@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.epilogues import epilogue
+from cuda_compiler.epilogues import columns_are_settled, epilogue
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PACK_SIZES, pack_size
 from cuda_compiler.short_codes import in_few_instructions
@@ -79,6 +79,11 @@ class AnchoredGroup:
         """
         extent = self.group.shape[-1] if width is None else width
         return min(most, pack_size(self.group, self.found.operands, extent, most=max(most, PACK_SIZES[0])))
+
+    @property
+    def columns_are_settled(self) -> bool:
+        """Whether what the epilogue reads of each column alone is there before the launch ahead has finished."""
+        return columns_are_settled(self.group, self.found, self.lowering)
 
     def epilogue(self, size: int) -> Epilogue:
         """The epilogue of kernels whose threads store so many neighbours together; printed once."""

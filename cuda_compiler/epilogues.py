@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA, NUMBER_OF_BYTE, PACK_OF_BYTES
+from cuda_compiler.early_launches import are_settled
 from cuda_compiler.followers import follower_elements, follower_stores
 from cuda_compiler.packing import (
     PackedLoad,
+    asking,
     define_indexed,
     each_element,
     is_guarded,
@@ -25,11 +27,12 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import scatter_place
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.target import Lowering
 from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Call, Expr, Load, walk
 from npu_compiler.tensor.rounded import by_constant
 
-__all__ = ["element_functions", "epilogue", "packs_by_element"]
+__all__ = ["columns_are_settled", "element_functions", "epilogue", "packs_by_element"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,11 @@ def epilogue(
             "{",
             f"    return {{fetch_by_row({arguments}), fetch_by_column({arguments}), fetch_by_element({arguments})}};",
             "}",
-            *_asking(by_element, parameters, found),
+            f"{inline} void ask_by_element({parameters})",
+            "{",
+            *found.statements,
+            *(f"    {line}" for line in asking(by_element.values())),
+            "}",
             *(_source_of_element(by_element, parameters, found) if gives else []),
         ]
     else:
@@ -224,16 +231,11 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
     )
 
 
-def _asking(packs: Mapping[str, PackedLoad], parameters: str, found: Positions) -> list[str]:
-    """A function that asks for the lines of memory that packs lie in, where they do not depend on what is read."""
-    plain = [load for load in packs.values() if is_plain(load)]
-    return [
-        f"{CUDA.inline} void ask_by_element({parameters})",
-        "{",
-        *found.statements,
-        *(f"    ask_for{load.source[load.source.index('(') :]};" for load in plain),
-        "}",
-    ]
+def columns_are_settled(group: Group, found: Positions, lowering: Lowering) -> bool:
+    """Whether what ``fetch_by_column`` reads is there before the launch ahead has finished."""
+    exprs = [group.expr, *(each.group.expr for each in found.followers)]
+    known = (load for load in loads_in(exprs) if load in found.operands.walks)
+    return are_settled((load for load in known if _is_by_column(load, found)), lowering)
 
 
 def _source_of_element(packs: Mapping[str, PackedLoad], parameters: str, found: Positions) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Self
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import each_element, packed_loads, with_packs
+from cuda_compiler.rows import ask_ahead
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.lowering.anchors import pointer_macros, pointer_parameters
 from npu_compiler.lowering.dialect import LeafNames, Printer
@@ -59,6 +60,7 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
         "    }",
         "    return part;",
         "}",
+        *ask_ahead(loads, operands, lowering, group.shape[-1]),
         f"{CUDA.inline} float row_factor(float sum)",
         "{",
         *found.factor_lines(),

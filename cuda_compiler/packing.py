@@ -17,7 +17,7 @@ from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, leaves, walk
 
 __all__ = ["CHUNK", "CHUNK_BYTES", "PACK_SIZES", "PackedLoad", "define_indexed", "each_element", "is_guarded"]
-__all__ += ["is_plain", "loads_in", "pack_positions", "pack_size", "pack_source", "packed_loads", "with_packs"]
+__all__ += ["asking", "is_plain", "loads_in", "pack_positions", "pack_size", "pack_source", "packed_loads", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
 CHUNK_BYTES = 16
@@ -201,6 +201,13 @@ def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = ""
     names = dict(operands.names.loads)
     names.update({load.leaf: (f"{prefix}x{number}{suffix}", "u", False) for number, load in enumerate(loads)})
     return changed(operands, names=changed(operands.names, loads=names))
+
+
+def asking(loads: Iterable[PackedLoad]) -> list[str]:
+    """Statements that have the lines of memory in which packs lie on their way to the level-2 cache, where these do not
+    depend on what is read.
+    """
+    return [f"ask_for{load.source[load.source.index('(') :]};" for load in loads if is_plain(load)]
 
 
 def is_plain(load: PackedLoad) -> bool:

@@ -9,7 +9,7 @@ from math import prod
 from cuda_compiler.columns import lower_columns, rows_side_by_side
 from cuda_compiler.dialect import CUDA, PACK_OF_FLOAT8
 from cuda_compiler.maps import lower_elementwise, map_macros
-from cuda_compiler.packing import PackedLoad, each_element, pack_size, packed_loads, with_packs
+from cuda_compiler.packing import PackedLoad, asking, each_element, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
@@ -27,7 +27,7 @@ from npu_compiler.records import changed
 from npu_compiler.tensor.coded import encoded_number, size_of
 from npu_compiler.tensor.expr import Call, Expr, has_reduce, reductions
 
-__all__ = ["ROW_KERNEL", "SCALED_ROWS", "lower_map", "lower_rows", "vector_prologue"]
+__all__ = ["ROW_KERNEL", "SCALED_ROWS", "ask_ahead", "lower_map", "lower_rows", "vector_prologue"]
 
 ROW_KERNEL = KernelTemplate(
     "rows",
@@ -49,6 +49,7 @@ _MAX_THREADS = 512
 _MAX_ITEMS = 8  # packs of a row that a thread keeps in registers
 _MANY_ROWS = 512
 _WARPS_A_BLOCK = 4
+_ASKED = 32  # elements: at most a line of memory
 _PREFIX = "v"  # of the names of what a vector is computed from, beside what follows a product of it
 
 
@@ -127,7 +128,8 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
     shape = _block_shape(group, operands, row_threads)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
-    text = _compute_row(group, Positions(packed, statements, {}, "c"), loads, shape)
+    compute = _compute_row(group, Positions(packed, statements, {}, "c"), loads, shape)
+    text = "\n".join((compute, *ask_ahead(loads, operands, lowering, group.shape[-1])))
     return Prologue(
         (operands,),
         macros={"ROW_THREADS": row_threads, **pointer_macros("VECTOR", operands, CUDA)},
@@ -135,6 +137,22 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
         files=(ROW_KERNEL.before,),
         flops=blocks * rows * flops_of([operand.expr], group.shape[-1]),
     )
+
+
+def ask_ahead(loads: Sequence[PackedLoad], operands: Operands, lowering: Lowering, width: int) -> list[str]:
+    """A device function ``ask_ahead``: so many threads have what each row of `width` elements is multiplied by on its way
+    to the level-2 cache, as long as no kernel of the plan writes it.
+    """
+    kept = [load for load in loads if lowering.tensors[load.leaf.ref.tensor].source is None]
+    of_rows = [load for load in kept if not any(operands.walks[load.leaf][:-1])]
+    lines = [f"        {line}" for line in asking(of_rows)]
+    loop = f"for (int c = int(threadIdx.x) * {_ASKED}; c < {width}; c += threads * {_ASKED}) {{"
+    return [
+        f"{CUDA.inline} void ask_ahead(int threads, {pointer_parameters(operands, CUDA)}const Params& p)",
+        "{",
+        *([f"    {loop}", *lines, "    }"] if lines else []),
+        "}",
+    ]
 
 
 def _unpacked_row(operands: Operands) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, m
 from cuda_compiler.attention.sizes import (
     MAX_ROWS,
     PIECE,
+    SET,
     SIZE_MACROS,
     bindings,
     element_bytes,
@@ -52,7 +53,6 @@ WARPS = 8
 CLUSTER = 8
 """Blocks of a cluster, at the most."""
 
-_SET = 8  # rows that tensor cores multiply at a time
 _MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
 _MAX_TILES = 8192  # that a block lists
 
@@ -278,7 +278,7 @@ def divide(problem: Attention, block: int, device: DeviceModel, parted: bool = T
     costs, held, pieces = _Costs.of(device), cluster_cores(device)[CLUSTER], tiles * block // PIECE
     parts, groups = fitting[0], problem.batch * problem.groups
     if parted and pieces <= costs.depth * CLUSTER * WARPS:  # latency, not bytes, is what such a launch takes
-        shorter = (n for n in fitting if problem.shared // n * problem.rows <= _SET and groups * n * CLUSTER <= held)
+        shorter = (n for n in fitting if problem.shared // n * problem.rows <= SET and groups * n * CLUSTER <= held)
         parts = next(shorter, parts)
     rows = problem.shared // parts * problem.rows
     if not suits_warps(problem, rows) or tiles > _MAX_TILES:

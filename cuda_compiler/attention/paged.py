@@ -26,6 +26,7 @@ from cuda_compiler.attention.pages import PAGE_MACROS, are_tables_settled, pages
 from cuda_compiler.attention.sizes import (
     MAX_ROWS,
     PIECE,
+    SET,
     bindings,
     element_bytes,
     operand_values,
@@ -216,7 +217,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     each warp, so that one is computed while another arrives; or twice as many warps, where two of a cluster would share
     it.
     """
-    coded, sets = are_coded_pages(problem), ceil_div(problem.shared * problem.rows, 8)
+    coded, sets = are_coded_pages(problem), ceil_div(problem.shared * problem.rows, SET)
     texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // PIECE
     held = {1: device.cores, **(cluster_cores(device) if in_clusters else {})}
     sizes = [n for n in _SIZES if n in held and texts * n <= _RESIDENT * held[n]]

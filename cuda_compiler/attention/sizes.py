@@ -12,17 +12,21 @@ from npu_compiler.lowering.cache_codes import is_coded
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["MAX_ROWS", "PIECE", "SIZE_MACROS", "bindings", "element_bytes", "operand_values", "padded"]
+__all__ = ["MAX_ROWS", "PIECE", "SET", "SIZE_MACROS", "bindings", "element_bytes", "operand_values", "padded"]
 __all__ += ["piece_bytes", "scale_bytes", "size_macros", "suits_warps"]
 
 PIECE = 16
 """Positions that a warp takes at a time; as in attention_warp.cuh."""
+
+SET = 8
+"""Rows that tensor cores multiply at a time."""
 
 MAX_ROWS = 16
 """Rows of queries that warps have at a time, over a head of keys."""
 
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _ROW_GAP = 16  # bytes between rows of a piece in shared memory
+_LINE = 128  # bytes of all banks: rows of codes that are whole lines are permuted in place of a gap
 
 SIZE_MACROS = "tile_t HEAD_SIZE VALUE_SIZE GROUPS SHARED LENGTH SCALE SINK_STEP? sink_t?"
 
@@ -53,7 +57,7 @@ def size_macros(problem: Attention) -> dict[str, object]:
 
 def suits_warps(problem: Attention, rows: int) -> bool:
     """Whether warps hold the sums of so many rows, and copy keys and values in whole chunks."""
-    fits = rows <= MAX_ROWS and ceil_div(rows, 8) * padded(problem.value_size) <= _MAX_WIDTH
+    fits = rows <= MAX_ROWS and ceil_div(rows, SET) * padded(problem.value_size) <= _MAX_WIDTH
     return fits and not problem.causal and problem.k.has_chunks(CHUNK) and problem.v.has_chunks(CHUNK)
 
 
@@ -68,9 +72,15 @@ def scale_bytes(problem: Attention) -> int:
 
 
 def piece_bytes(problem: Attention) -> int:
-    """Shared memory for one piece of a warp: keys, values and their scales."""
-    width = padded(problem.size) + padded(problem.value_size)
-    return PIECE * (width * element_bytes(problem) + 2 * _ROW_GAP + scale_bytes(problem))
+    """Shared memory for one piece of a warp: keys, values and their scales, later the results of a set of rows.
+
+    As in attention_warp.cuh.
+    """
+    each = element_bytes(problem)
+    rows = [padded(size) * each for size in (problem.size, problem.value_size)]
+    gaps = sum(0 if each == 1 and row % _LINE == 0 else _ROW_GAP for row in rows)
+    results = SET * (padded(problem.value_size) + 4) * FLOAT32.size
+    return max(PIECE * (sum(rows) + gaps + scale_bytes(problem)), results)
 
 
 def operand_values(problem: Attention, state_rows: int) -> dict[str, int]:

@@ -2,7 +2,7 @@
 // what is new among them, and their products.
 #define SCALE_PARAMETERS KEPT k_scale_t *k_scales, KEPT v_scale_t *v_scales,
 #define SCALE_ARGUMENTS k_scales, v_scales,
-constexpr float UNIT = RESULT_UNIT; // of results
+typedef CodedQueries PieceQueries;
 static_assert(K_SCALE_ROW == 1 && V_SCALE_ROW == 1, "the scales of a piece lie side by side");
 
 // The pages of a head of keys.
@@ -37,9 +37,11 @@ struct Pools {
     }
 };
 
-__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries)
+__device__ __forceinline__ int piece_query_place(int column) { return coded_query_place(column); }
+__device__ __forceinline__ void load_piece_queries(CodedQueries& query, const tile_t* queries) { query.load(queries); }
+__device__ __forceinline__ float piece_result(const Rows& rows, int set, int e, int u)
 {
-    load_coded_queries(query, queries);
+    return coded_lane_result(rows, set, e, u);
 }
 __device__ __forceinline__ int piece_column(int e, int u) { return coded_lane_column(e, u); }
 
@@ -97,9 +99,10 @@ template <typename Value>
 __device__ __forceinline__ void put_new(unsigned char* stage, int at, const NewRows& rows, int row, Value value_of)
 {
     auto number_at = [&](int column) { return row >= 0 ? rows.number[row][column] : value_of(column); };
-    k_scale_t key_scale(round_row<HEAD_SIZE>(stage + at * K_PITCH, number_at));
+    k_scale_t key_scale(round_row<HEAD_SIZE>(stage + at * K_PITCH, number_at, permutation_of<K_PITCH>(at)));
     v_scale_t value_scale(round_row<VALUE_SIZE>(
-        stage + K_BYTES + at * V_PITCH, [&](int column) { return number_at(HEAD_SIZE + column); }));
+        stage + K_BYTES + at * V_PITCH, [&](int column) { return number_at(HEAD_SIZE + column); },
+        permutation_of<V_PITCH>(at)));
     if (threadIdx.x % 32 == 0) {
         key_scales_of(stage)[at] = key_scale;
         value_scales_of(stage)[at] = value_scale;

@@ -1,14 +1,16 @@
 // What a warp does with a piece of 16 positions whose keys and values are codes of a byte, with a scale for each
 // position: the scale of a key multiplies its scores, that of a value the weight of its position, by VALUE_UNIT more,
-// so that half precision holds what it would of the values themselves; results are in units of RESULT_UNIT.
+// so that half precision holds what it would of the values themselves.
 //
-// Codes become the operands of tensor cores in registers. The terms of a sum may come in any order: a lane takes
-// neighbours of a row, which one load brings, and queries and weights are arranged in the same order.
+// Codes become the operands of tensor cores in registers. Where these take them as they are, signed ones are above what
+// they stand for, and the products of the code of zero are subtracted. The terms of a sum may come in any order: a lane
+// takes neighbours of a row, which one load brings, and queries and weights are arranged in the same order.
 
 // Words of four codes that a lane has of a row, and how many of them are neighbours.
 constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
-constexpr float RESULT_UNIT = 1.0f / (VALUE_UNIT * NUMBER_UNIT);
+constexpr float RAISED = SUBNORMAL ? 0x1p48f : 1.0f; // so that products with codes as they are do not vanish
+constexpr float CODE_UNIT = SUBNORMAL ? 0x1p-85f : 1.0f; // of these products
 static_assert(HEAD_SIZE % 32 == 0 && VALUE_SIZE % 32 == 0, "a lane has whole words of each row");
 
 // A lane's part of a piece: of keys, rows l / 4 and l / 4 + 8; of values, rows 2 * (l % 4) and the next, and those 8
@@ -27,13 +29,14 @@ struct alignas(RUN * 4) Words {
     uint at[RUN];
 };
 
-// A lane's words of a row in shared memory, in runs that lie STEP bytes apart.
-template <int RUN, int STEP, int COUNT>
-__device__ __forceinline__ void read_row(uint (&words)[COUNT], const unsigned char* source)
+// A lane's words of a row of a piece in shared memory: from a byte on, in runs that lie STEP bytes apart.
+template <int PITCH, int RUN, int STEP, int COUNT>
+__device__ __forceinline__ void read_row(uint (&words)[COUNT], const unsigned char* rows, int row, int byte)
 {
     #pragma unroll
     for (int run = 0; run < COUNT / RUN; ++run) {
-        Words<RUN> found = *reinterpret_cast<const Words<RUN>*>(source + run * STEP);
+        int place = byte + run * STEP ^ permutation_of<PITCH>(row);
+        Words<RUN> found = *reinterpret_cast<const Words<RUN>*>(rows + row * PITCH + place);
         #pragma unroll
         for (int i = 0; i < RUN; ++i) {
             words[run * RUN + i] = found.at[i];
@@ -41,14 +44,10 @@ __device__ __forceinline__ void read_row(uint (&words)[COUNT], const unsigned ch
     }
 }
 
-__device__ __forceinline__ void read_key(Keys& keys, int half_piece, const unsigned char* row)
+__device__ __forceinline__ void read_key(Keys& keys, int half_piece, const unsigned char* rows)
 {
-    read_row<KEY_RUN, KEY_RUN * 16>(keys.key[half_piece], row + threadIdx.x % 4 * (KEY_RUN * 4));
-}
-
-__device__ __forceinline__ void read_value(Values& values, int which, const unsigned char* row)
-{
-    read_row<VALUE_RUN, VALUE_RUN * 4>(values.value[which], row + threadIdx.x % 32 / 4 * (VALUE_WORDS * 4));
+    int row = lane_place(half_piece * 2), byte = int(threadIdx.x) % 4 * (KEY_RUN * 4);
+    read_row<K_PITCH, KEY_RUN, KEY_RUN * 16>(keys.key[half_piece], rows, row, byte);
 }
 
 // Which position of a piece a lane's number `which` of values is.
@@ -57,34 +56,67 @@ __device__ __forceinline__ int value_place_of(int which)
     return int(threadIdx.x) % 4 * 2 + which % 2 + which / 2 * 8;
 }
 
-// The first element of a row of keys that a lane has in a word; its four numbers make two pairs of every other one.
-__device__ __forceinline__ int first_of_word(int word)
+__device__ __forceinline__ void read_value(Values& values, int which, const unsigned char* rows)
 {
-    return word / KEY_RUN * (KEY_RUN * 16) + int(threadIdx.x) % 4 * (KEY_RUN * 4) + word % KEY_RUN * 4;
+    int byte = int(threadIdx.x) % 32 / 4 * (VALUE_WORDS * 4);
+    read_row<V_PITCH, VALUE_RUN, VALUE_RUN * 4>(values.value[which], rows, value_place_of(which), byte);
 }
 
-__device__ __forceinline__ void load_coded_queries(Queries& query, const tile_t* queries)
+// Where a column of queries lies: of every four neighbours, those that meet in a pair.
+__device__ __forceinline__ int coded_query_place(int column)
 {
-    #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
+    return column / 4 * 4 + column % 2 * 2 + column % 4 / 2;
+}
+
+// The queries, and less what they make of a key whose codes are all zero.
+struct CodedQueries {
+    Queries query;
+    Scores less;
+
+    __device__ __forceinline__ void load(const tile_t* queries)
+    {
+        constexpr uint zeros[4] = {ZERO_CODES, ZERO_CODES, ZERO_CODES, ZERO_CODES};
+        int lane = int(threadIdx.x) % 32;
         #pragma unroll
-        for (int word = 0; word < KEY_WORDS; ++word) {
-            const tile_t* source = queries + (set * 8 + int(threadIdx.x) % 32 / 4) * Q_PITCH + first_of_word(word);
-            query[set][word][0] = uint(source[0].bits) | uint(source[2].bits) << 16;
-            query[set][word][1] = uint(source[1].bits) | uint(source[3].bits) << 16;
+        for (int set = 0; set < SETS; ++set) {
+            const tile_t* own = queries + (set * 8 + lane / 4) * Q_PITCH + lane % 4 * (KEY_RUN * 4);
+            float found[2][4] = {}; // of two chains of products
+            #pragma unroll
+            for (int word = 0; word < KEY_WORDS; word += 2) {
+                const tile_t* source = own + word / KEY_RUN * (KEY_RUN * 16) + word % KEY_RUN * 4;
+                Words<4> pairs = *reinterpret_cast<const Words<4>*>(source);
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    query[set][word + i / 2][i % 2] = SUBNORMAL ? Numbers::mul(pairs.at[i], pair_of(RAISED)) : pairs.at[i];
+                }
+                #pragma unroll
+                for (int i = 0; SUBNORMAL && i < 2; ++i) {
+                    const uint(&numbers)[2] = query[set][word + i];
+                    TensorCores<tile_t>::multiply(found[i], zeros, numbers[0], numbers[1]);
+                }
+            }
+            #pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                less[set][u] = -(found[0][u] + found[1][u]);
+            }
         }
     }
-}
+};
 
-__device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries& query, const Keys& keys)
+__device__ __forceinline__ void multiply_coded_keys(Scores& score, const CodedQueries& queries, const Keys& keys)
 {
-    uint offset = offset_pair(0.0f);
-    Scores chain[2] = {}; // of products that do not wait for each other
+    const Queries& query = queries.query;
+    Scores chain[2]; // of products that do not wait for each other
+    #pragma unroll
+    for (int index = 0; index < SETS * 4; ++index) {
+        chain[0][index / 4][index % 4] = queries.less[index / 4][index % 4];
+        chain[1][index / 4][index % 4] = 0.0f;
+    }
     #pragma unroll
     for (int word = 0; word < KEY_WORDS; word += 2) {
         uint upper[4], lower[4];
-        bytes_in_units(upper, keys.key[0][word], keys.key[0][word + 1], offset);
-        bytes_in_units(lower, keys.key[1][word], keys.key[1][word + 1], offset);
+        bytes_as_operand(upper, keys.key[0][word], keys.key[0][word + 1]);
+        bytes_as_operand(lower, keys.key[1][word], keys.key[1][word + 1]);
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
             uint part[4] = {upper[2 * i], lower[2 * i], upper[2 * i + 1], lower[2 * i + 1]};
@@ -98,7 +130,7 @@ __device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
         for (int u = 0; u < 4; ++u) {
-            score[set][u] = (chain[0][set][u] + chain[1][set][u]) * (keys.scale[u / 2] / NUMBER_UNIT);
+            score[set][u] = (chain[0][set][u] + chain[1][set][u]) * (keys.scale[u / 2] / CODE_UNIT);
         }
     }
 }
@@ -106,14 +138,18 @@ __device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries
 // result += values * weight. A lane's results i are those of the elements 2 * i and 2 * i + 1 of its run of each row.
 __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weight, const Values& values)
 {
-    uint offset = offset_pair(0.0f), part[SETS][2];
+    constexpr uint zeros[4] = {ZERO_CODES, ZERO_CODES, ZERO_CODES, ZERO_CODES};
+    uint part[SETS][2];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
         for (int half_piece = 0; half_piece < 2; ++half_piece) {
-            float scale = values.scale[half_piece] * VALUE_UNIT;
+            float scale = values.scale[half_piece] * (VALUE_UNIT * RAISED);
             float left = weight[set][half_piece * 2] * scale, right = weight[set][half_piece * 2 + 1] * scale;
             part[set][half_piece] = transposed(pack_pair(left, right));
+        }
+        if (SUBNORMAL) {
+            TensorCores<tile_t>::multiply(rows.result[set][VALUE_TILES], zeros, part[set][0], part[set][1]);
         }
     }
     #pragma unroll
@@ -122,8 +158,8 @@ __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weigh
         #pragma unroll
         for (int half_piece = 0; half_piece < 2; ++half_piece) {
             uint first = values.value[half_piece * 2][word], second = values.value[half_piece * 2 + 1][word];
-            bytes_in_units(
-                pairs[half_piece], __byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632), offset);
+            bytes_as_operand(
+                pairs[half_piece], __byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
         }
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -136,16 +172,22 @@ __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weigh
     }
 }
 
-// The column of a lane's results, by their numbers: of each row they are neighbours.
+// A lane's results, by their numbers: what they are, and in which column; of each row they are neighbours.
+__device__ __forceinline__ float coded_lane_result(const Rows& rows, int set, int e, int u)
+{
+    float zero = SUBNORMAL ? rows.result[set][VALUE_TILES][u] : 0.0f;
+    return (rows.result[set][e][u] - zero) * (1.0f / (VALUE_UNIT * CODE_UNIT));
+}
 __device__ __forceinline__ int coded_lane_column(int i, int u)
 {
     return int(threadIdx.x) % 32 / 4 * (VALUE_WORDS * 4) + i * 2 + u / 2;
 }
 
 // Rounds a row to codes, with all lanes of a warp, and returns the scale, by which its largest number becomes the
-// largest code. Without their sign, the bits of floats are in the order of the numbers, NaN last.
+// largest code; codes lie permuted in a piece. Without their sign, the bits of floats are in the order of the numbers,
+// NaN last.
 template <int SIZE, typename Number>
-__device__ __forceinline__ float round_row(unsigned char* code, Number number_at)
+__device__ __forceinline__ float round_row(unsigned char* code, Number number_at, int permutation = 0)
 {
     int lane = int(threadIdx.x) % 32, largest = 0;
     float number[SIZE / 32];
@@ -163,7 +205,7 @@ __device__ __forceinline__ float round_row(unsigned char* code, Number number_at
     #pragma unroll
     for (int i = 0; i < SIZE / 32; ++i) {
         float rounded = number[i] * (1.0f / scale);
-        code[lane + i * 32] =
+        code[lane + (i * 32 ^ permutation)] =
             (unsigned char)(CODE_KIND == CODES_FLOAT ? float8_e4m3_code(rounded) : int(rintf(rounded)));
     }
     return scale;

@@ -2,9 +2,7 @@
 // position, as in a decode step: the algorithm of attention_decode.cuh, with the products of attention_coded_rows.cuh.
 //
 // Codes are copied to shared memory, DEPTH pieces of each warp ahead. FRESH keys and values are rounded to codes by
-// each warp that has their positions, and once more by one block, which writes them to memory. Grid: as in
-// attention_decode.cuh.
-constexpr int NEW = HEAD_SIZE + VALUE_SIZE;
+// each block, one of which writes them to memory. Grid: as in attention_decode.cuh.
 
 template <typename S>
 __device__ __forceinline__ void copy_scale(S* target, const S* source)
@@ -21,11 +19,10 @@ __device__ __forceinline__ void copy_piece(
     unsigned char* stage, const unsigned char* k, const unsigned char* v, const k_scale_t* k_scales,
     const v_scale_t* v_scales, int position)
 {
-    constexpr bool WHOLE = LENGTH % BLOCK == 0;
     int count = LENGTH - position, row = int(threadIdx.x) % PIECE;
-    long long at = position + (WHOLE ? row : min(row, count - 1));
-    copy_bytes<HEAD_SIZE, K_PITCH, K_ROW, WHOLE>(stage, k + (long long)position * K_ROW, count);
-    copy_bytes<VALUE_SIZE, V_PITCH, V_ROW, WHOLE>(stage + K_BYTES, v + (long long)position * V_ROW, count);
+    long long at = position + (WHOLE_BLOCKS ? row : min(row, count - 1));
+    copy_bytes<HEAD_SIZE, K_PITCH, K_ROW>(stage, k + (long long)position * K_ROW, count);
+    copy_bytes<VALUE_SIZE, V_PITCH, V_ROW>(stage + K_BYTES, v + (long long)position * V_ROW, count);
     if (threadIdx.x % 32 < PIECE) {
         copy_scale(key_scales_of(stage) + row, k_scales + at * K_SCALE_ROW);
     } else {
@@ -34,55 +31,67 @@ __device__ __forceinline__ void copy_piece(
 }
 
 #if FRESH
-// New keys and values, side by side.
-typedef float Fresh[FRESH][NEW];
+constexpr int FRESH_WARPS = FRESH * 2 < WARPS / 2 ? FRESH * 2 : WARPS / 2; // which compute new rows, and no queries
 
-__device__ __forceinline__ void compute_fresh(Fresh& fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
-{
-    for (int index = int(threadIdx.x); index < FRESH * NEW; index += THREADS) {
-        int row = index / NEW, column = index % NEW;
-        fresh[row][column] = column < HEAD_SIZE
-            ? key_value(batch, group, row, column, OPERAND_ARGUMENTS p)
-            : value_value(batch, group, row, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
-    }
-}
+// New keys and values in codes.
+struct FreshCodes : FreshRows<unsigned char> {
+    float scale[2][FRESH];
 
-// Rounds a new row of keys, or values, to codes and a scale, with all lanes of a warp.
-template <int SIZE, typename S>
-__device__ __forceinline__ void put_fresh(unsigned char* code, S* scale, const float* number)
-{
-    S found(round_row<SIZE>(code, [&](int column) { return number[column]; }));
-    if (threadIdx.x % 32 == 0) {
-        *scale = found;
-    }
-}
-
-// Replaces new rows in a piece, which may have been copied before these were in memory.
-__device__ __forceinline__ void patch(
-    unsigned char* stage, const Fresh& fresh, const int (&key_places)[FRESH], const int (&value_places)[FRESH],
-    int position)
-{
-    bool changed = false;
-    #pragma unroll
-    for (int row = 0; row < FRESH; ++row) {
-        int key = key_places[row] - position, value = value_places[row] - position;
-        if (0 <= key && key < PIECE) {
-            put_fresh<HEAD_SIZE>(stage + key * K_PITCH, key_scales_of(stage) + key, fresh[row]);
-            changed = true;
-        }
-        if (0 <= value && value < PIECE) {
-            put_fresh<VALUE_SIZE>(
-                stage + K_BYTES + value * V_PITCH, value_scales_of(stage) + value, fresh[row] + HEAD_SIZE);
-            changed = true;
+    // Computes rows and rounds them, one after another with each of the last warps.
+    __device__ __forceinline__ void compute(int batch, int group, OPERAND_PARAMETERS const Params& p)
+    {
+        #pragma unroll 1
+        for (int each = WARPS - 1 - int(threadIdx.x) / 32; each < FRESH * 2; each += FRESH_WARPS) {
+            int number = each / 2, is_value = each % 2;
+            float found;
+            if (is_value) {
+                found = round_row<VALUE_SIZE>(row[number] + HEAD_SIZE, [&](int column) {
+                    return value_value(batch, group, number, column, OPERAND_ARGUMENTS p);
+                });
+            } else {
+                found = round_row<HEAD_SIZE>(
+                    row[number], [&](int column) { return key_value(batch, group, number, column, OPERAND_ARGUMENTS p); });
+            }
+            if (threadIdx.x % 32 == 0) {
+                scale[is_value][number] = found;
+            }
         }
     }
-    if (changed) {
-        __syncwarp();
+
+    // Writes them to memory, with their scales.
+    __device__ __forceinline__ void write_all(
+        unsigned char* k, unsigned char* v, k_scale_t* k_scales, v_scale_t* v_scales) const
+    {
+        write(k, v);
+        int number = THREADS - 1 - int(threadIdx.x);
+        if (number < FRESH && place[0][number] >= 0) {
+            k_scales[(long long)place[0][number] * K_SCALE_ROW] = k_scale_t(scale[0][number]);
+        }
+        if (number < FRESH && place[1][number] >= 0) {
+            v_scales[(long long)place[1][number] * V_SCALE_ROW] = v_scale_t(scale[1][number]);
+        }
     }
-}
+
+    __device__ __forceinline__ void patch_all(unsigned char* stage, int position, int watched) const
+    {
+        patch(stage, position, watched, [&](int number, int key, int value) {
+            bool is_first = threadIdx.x % 32 == 0;
+            if (is_first && uint(key) < PIECE) {
+                key_scales_of(stage)[key] = k_scale_t(scale[0][number]);
+            }
+            if (is_first && uint(value) < PIECE) {
+                value_scales_of(stage)[value] = v_scale_t(scale[1][number]);
+            }
+        });
+    }
+};
+#else
+constexpr int FRESH_WARPS = 0;
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attention_codes(
+constexpr bool IS_ALONE = SETS > 1 || 2 * WARPS * DEPTH * STAGE_BYTES > 220 << 10; // on its multiprocessor
+
+extern "C" __global__ void __launch_bounds__(THREADS, IS_ALONE ? 1 : 2) attention_codes(
     OPERAND_PARAMETERS KEPT unsigned char* k, KEPT unsigned char* v, KEPT k_scale_t* k_scales, KEPT v_scale_t* v_scales,
     const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial, OUT_T* out,
     EPILOGUE_PARAMETERS const Params p)
@@ -103,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     auto stage = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * STAGE_BYTES; };
     auto copy = [&](int turn) {
         if (share.has(turn)) {
-            copy_piece(stage(turn), k, v, k_scales, v_scales, share.position(turn));
+            copy_piece(stage(turn), k, v, k_scales, v_scales, share.piece(turn).position);
         }
         commit_copies();
     };
@@ -111,61 +120,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     for (int turn = 0; turn < DEPTH; ++turn) {
         copy(turn);
     }
-    Scores added = {};
+    Piece piece = {};
+    PieceMask added;
     if (share.has(0)) {
-        load_mask(added, mask, share.position(0), share.is_masked(0), p);
+        piece = share.piece(0);
+        added.load(mask, piece, p);
     }
     if (EARLY) {
         wait_for_previous_grid();
     }
 #if FRESH
-    __shared__ Fresh fresh;
-    __shared__ int key_places[FRESH], value_places[FRESH];
+    __shared__ FreshCodes fresh;
     OwnPlaces places(batch, group, OPERAND_ARGUMENTS p);
+    if (warp >= WARPS - FRESH_WARPS) {
+        fresh.compute(batch, group, OPERAND_ARGUMENTS p);
+    }
 #endif
-    OwnQueries own;
-    compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
+    if (warp < WARPS - FRESH_WARPS) {
+        OwnQueries<(WARPS - FRESH_WARPS) * 32> own;
+        own.compute(batch, group, OPERAND_ARGUMENTS p);
+        own.leave(queries, coded_query_place);
+    }
 #if FRESH
-    compute_fresh(fresh, batch, group, OPERAND_ARGUMENTS p);
-#endif
-    leave_queries(queries, own);
-#if FRESH
-    places.leave(key_places, value_places);
+    fresh.leave_places(places);
 #endif
     __syncthreads();
 #if FRESH
-    if (share.is_last()) { // the last warps have the fewest pieces
-        for (int each = WARPS - 1 - warp; each < FRESH * 2; each += WARPS) {
-            int row = each / 2, place = each % 2 ? value_places[row] : key_places[row];
-            if (place < 0) { // there is no such place
-                continue;
-            }
-            if (each % 2 == 0) {
-                put_fresh<HEAD_SIZE>(
-                    k + (long long)place * K_ROW, k_scales + (long long)place * K_SCALE_ROW, fresh[row]);
-            } else {
-                put_fresh<VALUE_SIZE>(
-                    v + (long long)place * V_ROW, v_scales + (long long)place * V_SCALE_ROW, fresh[row] + HEAD_SIZE);
-            }
-        }
+    if (share.is_last()) {
+        fresh.write_all(k, v, k_scales, v_scales);
     }
+    int watched = fresh.watched();
 #endif
     Rows rows;
-    Queries query;
+    CodedQueries query;
     begin_rows(rows);
-    load_coded_queries(query, queries);
+    query.load(queries);
     for (int turn = 0; share.has(turn); ++turn) {
-        int position = share.position(turn);
         Scores score;
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch(stage(turn), fresh, key_places, value_places, position);
+        fresh.patch_all(stage(turn), piece.position, watched);
 #endif
         multiply_piece_keys(score, query, stage(turn));
-        soften(rows, score, added, position, turn == 0);
+        soften(rows, score, added, piece.position, turn == 0);
         if (share.has(turn + 1)) {
-            load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
+            piece = share.piece(turn + 1);
+            added.load(mask, piece, p);
         }
         add_piece_values(rows, score, stage(turn));
         __syncwarp();
@@ -175,12 +176,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
         hurry_next_grid(); // not before: what it reads would come between the codes and what is waited for here
     }
     if (share.has(0)) {
-        leave_rows(rows, ring, parts, RESULT_UNIT, coded_lane_column);
+        leave_rows(rows, ring, parts, coded_lane_result, coded_lane_column);
     }
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
     if (share.is_last() && threadIdx.x == 0) {
-        report_places(key_places, value_places, batch, group, OPERAND_ARGUMENTS p);
+        report_places(fresh.place, batch, group, OPERAND_ARGUMENTS p);
     }
 #endif
 }

@@ -52,16 +52,17 @@ struct Share {
     __device__ __forceinline__ int end_tile() const { return (first + count + TILE_PIECES - 1) / TILE_PIECES; }
     __device__ __forceinline__ static int tile_position(int place) { return (open_blocks()[place] >> 1) * BLOCK; }
 
-    // Of a turn's piece: its page, where it begins among the positions, and whether the mask says more.
+    // Of a turn's piece: its page, and where it lies.
     __device__ __forceinline__ int page(int turn) const { return open_pages()[tile(turn)]; }
-    __device__ __forceinline__ int position(int turn) const
+    __device__ __forceinline__ Piece piece(int turn) const
     {
-        return tile_position(tile(turn)) + (first + warp + turn * WARPS) % TILE_PIECES * PIECE;
+        int within = int(number(turn) % TILE_PIECES) * PIECE;
+        return {tile_position(tile(turn)) + within, !(open_blocks()[tile(turn)] & 1)};
     }
-    __device__ __forceinline__ bool is_masked(int turn) const { return !(open_blocks()[tile(turn)] & 1); }
 
 private:
-    __device__ __forceinline__ int tile(int turn) const { return (first + warp + turn * WARPS) / TILE_PIECES; }
+    __device__ __forceinline__ uint number(int turn) const { return uint(first + warp + turn * WARPS); }
+    __device__ __forceinline__ int tile(int turn) const { return int(number(turn) / TILE_PIECES); }
 };
 
 #if FRESH
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     auto stage = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * STAGE_BYTES; };
     auto copy = [&](int turn) {
         if (share.has(turn)) {
-            int position = share.position(turn);
+            int position = share.piece(turn).position;
             pools.copy(stage(turn), share.page(turn), position % PAGE, LENGTH - position);
         }
         commit_copies();
@@ -148,9 +149,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     for (int turn = 0; turn < DEPTH; ++turn) {
         copy(turn);
     }
-    Scores added = {};
+    PieceMask added;
     if (share.has(0)) {
-        load_mask(added, mask, share.position(0), share.is_masked(0), p);
+        added.load(mask, share.piece(0), p);
     }
 #if FRESH
     OwnNew own_new;
@@ -161,15 +162,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     }
     own_new.compute(batch, group, OPERAND_ARGUMENTS p);
 #endif
-    OwnQueries own;
-    compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
-    leave_queries(queries, own);
+    OwnQueries<> own;
+    own.compute(batch, group, OPERAND_ARGUMENTS p);
+    own.leave(queries, piece_query_place);
 #if FRESH
     leave_new(new_rows, own_new, pools, share.is_first());
 #endif
     __syncthreads();
     Rows rows;
-    Queries query;
+    PieceQueries query;
     begin_rows(rows);
     load_piece_queries(query, queries);
     for (int turn = 0; share.has(turn); ++turn) {
@@ -177,13 +178,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch(stage(turn), fresh, fresh_count, new_rows, share.page(turn), share.position(turn), batch, group,
+        patch(stage(turn), fresh, fresh_count, new_rows, share.page(turn), share.piece(turn).position, batch, group,
               OPERAND_ARGUMENTS p);
 #endif
         multiply_piece_keys(score, query, stage(turn));
-        soften(rows, score, added, share.position(turn), turn == 0);
+        soften(rows, score, added, share.piece(turn).position, turn == 0);
         if (share.has(turn + 1)) {
-            load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
+            added.load(mask, share.piece(turn + 1), p);
         }
         add_piece_values(rows, score, stage(turn));
         __syncwarp();
@@ -196,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     }
 #endif
     if (share.has(0)) {
-        leave_rows(rows, ring, parts, UNIT, piece_column);
+        leave_rows(rows, ring, parts, piece_result, piece_column);
     }
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 }

@@ -1,7 +1,7 @@
 // Pieces of pages that hold numbers: how they come to shared memory, what is new among them, and their products.
 #define SCALE_PARAMETERS
 #define SCALE_ARGUMENTS
-constexpr float UNIT = 1.0f; // of results
+typedef Queries PieceQueries;
 
 // The pages of a head of keys.
 struct Pools {
@@ -17,6 +17,7 @@ struct Pools {
     }
 };
 
+__device__ __forceinline__ int piece_query_place(int column) { return query_place(column); }
 __device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries)
 {
     load_queries(query, queries);
@@ -28,6 +29,10 @@ __device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries
 __device__ __forceinline__ void add_piece_values(Rows& rows, const Scores& weight, const unsigned char* stage)
 {
     add_values(rows, weight, stage + K_BYTES);
+}
+__device__ __forceinline__ float piece_result(const Rows& rows, int set, int e, int u)
+{
+    return lane_result(rows, set, e, u);
 }
 __device__ __forceinline__ int piece_column(int e, int u) { return lane_column(e, u); }
 

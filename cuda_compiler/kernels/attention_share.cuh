@@ -19,15 +19,12 @@ struct Share {
     __device__ __forceinline__ bool is_last() const { return split == splits - 1; }
     __device__ __forceinline__ int busy_warps() const { return min(count, WARPS); }
     __device__ __forceinline__ bool has(int turn) const { return warp + turn * WARPS < count; }
-    __device__ __forceinline__ int position(int turn) const
+    __device__ __forceinline__ Piece piece(int turn) const
     {
-        return (tile(turn) >> 1) * BLOCK + piece(turn) % TILE_PIECES * PIECE;
+        uint number = uint(split + (warp + turn * WARPS) * splits);
+        int tile = open_blocks()[number / TILE_PIECES];
+        return {(tile >> 1) * BLOCK + int(number % TILE_PIECES) * PIECE, !(tile & 1)};
     }
-    __device__ __forceinline__ bool is_masked(int turn) const { return !(tile(turn) & 1); }
-
-private:
-    __device__ __forceinline__ int piece(int turn) const { return split + (warp + turn * WARPS) * splits; }
-    __device__ __forceinline__ int tile(int turn) const { return open_blocks()[piece(turn) / TILE_PIECES]; }
 };
 
 #if FRESH
@@ -43,27 +40,88 @@ struct OwnPlaces {
         value = int(value_place(batch, head, row, 0, OPERAND_ARGUMENTS p));
     }
 
-    // Writes them down for all threads, which may read them behind a barrier.
-    __device__ __forceinline__ void leave(int (&key_places)[FRESH], int (&value_places)[FRESH]) const
+};
+
+// New keys and values of a head of keys, side by side as they lie in memory, and where they go.
+template <typename Stored>
+struct FreshRows {
+    static constexpr int CHUNK = 16 / int(sizeof(Stored)), KEY_CHUNKS = HEAD_SIZE / CHUNK;
+    static constexpr int CHUNKS = KEY_CHUNKS + VALUE_SIZE / CHUNK;
+    static_assert(FRESH <= 16, "a place for each lane");
+
+    alignas(16) Stored row[FRESH][HEAD_SIZE + VALUE_SIZE];
+    int place[2][FRESH]; // of keys and of values
+
+    __device__ __forceinline__ void leave_places(const OwnPlaces& own)
     {
         if (threadIdx.x < FRESH) {
-            key_places[threadIdx.x] = key;
-            value_places[threadIdx.x] = value;
+            place[0][threadIdx.x] = own.key;
+            place[1][threadIdx.x] = own.value;
         }
+    }
+
+    // Writes them to memory, the last warps first, which have the fewest pieces.
+    __device__ __forceinline__ void write(Stored* k, Stored* v) const
+    {
+        #pragma unroll
+        for (int first = 0; first < FRESH * CHUNKS; first += THREADS) {
+            int index = first + THREADS - 1 - int(threadIdx.x), number = index / CHUNKS, chunk = index % CHUNKS;
+            if (index < FRESH * CHUNKS) {
+                int behind = chunk - KEY_CHUNKS, at = place[behind >= 0][number];
+                Stored* target = behind < 0 ? k + (long long)at * K_ROW + chunk * CHUNK
+                                            : v + (long long)at * V_ROW + behind * CHUNK;
+                if (at >= 0) { // else there is no such place
+                    *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(row[number] + chunk * CHUNK);
+                }
+            }
+        }
+    }
+
+    // The place that a lane looks out for: of a row of keys, or, in the upper half of a warp, of values.
+    __device__ __forceinline__ int watched() const
+    {
+        int lane = int(threadIdx.x) % 32;
+        return lane % 16 < FRESH ? place[lane / 16][lane % 16] : -1;
+    }
+
+    // Replaces new rows in a piece, which may have been copied before these were in memory. Calls with the number of
+    // each, and the rows of the piece that its keys and its values are, where it has these rows.
+    template <typename Also>
+    __device__ __forceinline__ void patch(unsigned char* stage, int position, int watched, Also also) const
+    {
+        if (!__any_sync(0xffffffffu, uint(watched - position) < PIECE)) {
+            return;
+        }
+        #pragma unroll 4
+        for (int number = 0; number < FRESH; ++number) {
+            int key = place[0][number] - position, value = place[1][number] - position;
+            #pragma unroll
+            for (int first = 0; first < CHUNKS; first += 32) {
+                int chunk = first + int(threadIdx.x) % 32, behind = chunk - KEY_CHUNKS;
+                int at = behind < 0 ? key : value;
+                int byte = behind < 0 ? key * K_PITCH + (chunk * 16 ^ permutation_of<K_PITCH>(key))
+                                      : K_BYTES + value * V_PITCH + (behind * 16 ^ permutation_of<V_PITCH>(value));
+                if (uint(at) < PIECE && chunk < CHUNKS) {
+                    *reinterpret_cast<uint4*>(stage + byte) =
+                        *reinterpret_cast<const uint4*>(row[number] + chunk * CHUNK);
+                }
+            }
+            also(number, key, value);
+        }
+        __syncwarp();
     }
 };
 
 // Records indices beyond their tensors, at the end, where nothing waits for it.
 __device__ __forceinline__ void report_places(
-    const int (&key_places)[FRESH], const int (&value_places)[FRESH], int batch, int head,
-    OPERAND_PARAMETERS const Params& p)
+    const int (&place)[2][FRESH], int batch, int head, OPERAND_PARAMETERS const Params& p)
 {
     #pragma unroll 1
     for (int row = 0; row < FRESH; ++row) {
-        if (key_places[row] < 0) {
+        if (place[0][row] < 0) {
             report_key_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
         }
-        if (value_places[row] < 0) {
+        if (place[1][row] < 0) {
             report_value_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
         }
     }

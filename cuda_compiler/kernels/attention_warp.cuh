@@ -4,16 +4,30 @@
 constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
-constexpr int K_PITCH = QK_WIDTH * ELEMENT_BYTES + 16;
-constexpr int V_PITCH = V_WIDTH * ELEMENT_BYTES + 16; // bytes, so that banks differ
-constexpr int K_BYTES = PIECE * K_PITCH, STAGE_BYTES = K_BYTES + PIECE * (V_PITCH + SCALE_BYTES);
+constexpr bool WHOLE_BLOCKS = LENGTH % BLOCK == 0; // else pieces may begin behind the last position
+// Bytes from row to row of a piece: rows are apart so that banks differ, or are whole lines of permuted codes.
+constexpr int pitch_of(int bytes) { return ELEMENT_BYTES == 1 && bytes % 128 == 0 ? bytes : bytes + 16; }
+constexpr int K_PITCH = pitch_of(QK_WIDTH * ELEMENT_BYTES), V_PITCH = pitch_of(V_WIDTH * ELEMENT_BYTES);
+
+// What bytes of a row of a piece are permuted by, in steps of 32: eight lanes find four chunks of two neighbouring rows,
+// or two of four rows that are two apart, in different banks.
+template <int PITCH>
+__device__ __forceinline__ int permutation_of(int row)
+{
+    return PITCH % 128 == 0 ? (row / 2 % 4 ^ row % 2 * 2) * 32 : 0;
+}
+
 constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
-static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * STAGE_BYTES, "a warp's results lie where its pieces were");
+constexpr int K_BYTES = PIECE * K_PITCH, PIECE_BYTES = K_BYTES + PIECE * (V_PITCH + SCALE_BYTES);
+constexpr int SET_BYTES = 8 * RESULT_PITCH * 4, STAGE_BYTES = PIECE_BYTES > SET_BYTES ? PIECE_BYTES : SET_BYTES;
+static_assert(SETS * SET_BYTES <= DEPTH * STAGE_BYTES, "a warp's results lie where its pieces were");
 
 // Of each set a lane has the rows 2 * (l % 4) and the next: scores at the positions l / 4 and l / 4 + 8, the two rows
 // side by side; results at the columns l / 4 and l / 4 + 8 of each 16. The sums are over the lane's own positions.
+// Behind the results are those of values that are all the code of zero.
+constexpr int VALUE_TILES = V_WIDTH / 16, ZERO_TILES = ELEMENT_BYTES == 1;
 struct Rows {
-    float result[SETS][V_WIDTH / 16][4], top[SETS][2], sum[SETS][2];
+    float result[SETS][VALUE_TILES + ZERO_TILES][4], top[SETS][2], sum[SETS][2];
 };
 typedef float Scores[SETS][4];
 typedef uint Queries[SETS][QK_WIDTH / 16][2];
@@ -39,37 +53,43 @@ __device__ __forceinline__ void clear_queries(tile_t* queries)
     }
 }
 
-// The element of COUNT that a thread computes in a turn; the last element where there are no more.
-template <int COUNT>
+// The element of COUNT that one of some threads computes in a turn; the last element where there are no more.
+template <int COUNT, int SOME = THREADS>
 __device__ __forceinline__ int element_of_turn(int turn)
 {
-    return min(turn * THREADS + int(threadIdx.x), COUNT - 1);
+    return min(turn * SOME + int(threadIdx.x), COUNT - 1);
 }
-constexpr int turns_of(int count) { return (count + THREADS - 1) / THREADS; }
+constexpr int turns_of(int count, int threads = THREADS) { return (count + threads - 1) / threads; }
 
-// A thread's part of the queries. There is no branch between the loads, so that all of them are issued before the first
-// is waited for.
-typedef float OwnQueries[turns_of(ROWS * HEAD_SIZE)];
+// A thread's part of the queries, which the first COUNT threads compute. There is no branch between the loads, so that
+// all of them are issued before the first is waited for.
+template <int COUNT = THREADS>
+struct OwnQueries {
+    float value[turns_of(ROWS * HEAD_SIZE, COUNT)];
 
-__device__ __forceinline__ void compute_queries(
-    OwnQueries& own, int batch, int group, OPERAND_PARAMETERS const Params& p)
-{
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE); ++turn) {
-        int index = element_of_turn<ROWS * HEAD_SIZE>(turn), row = index / HEAD_SIZE;
-        int head = group * SHARED + row / OWN_ROWS;
-        own[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
+    __device__ __forceinline__ void compute(int batch, int group, OPERAND_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE, COUNT); ++turn) {
+            int index = element_of_turn<ROWS * HEAD_SIZE, COUNT>(turn), row = index / HEAD_SIZE;
+            int head = group * SHARED + row / OWN_ROWS;
+            value[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
+        }
     }
-}
 
-__device__ __forceinline__ void leave_queries(tile_t* queries, const OwnQueries& own)
-{
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE); ++turn) {
-        int index = element_of_turn<ROWS * HEAD_SIZE>(turn);
-        queries[index / HEAD_SIZE * Q_PITCH + index % HEAD_SIZE] = tile_t(own[turn]);
+    // Puts them where all threads can read them, each column in its `place`.
+    template <typename Place>
+    __device__ __forceinline__ void leave(tile_t* queries, Place place) const
+    {
+        #pragma unroll
+        for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE, COUNT); ++turn) {
+            int index = element_of_turn<ROWS * HEAD_SIZE, COUNT>(turn);
+            queries[index / HEAD_SIZE * Q_PITCH + place(index % HEAD_SIZE)] = tile_t(value[turn]);
+        }
     }
-}
+};
+
+__device__ __forceinline__ int query_place(int column) { return column; }
 
 __device__ __forceinline__ void load_queries(Queries& query, const tile_t* queries)
 {
@@ -106,6 +126,38 @@ __device__ __forceinline__ int state_of(int block, const unsigned char* states, 
     return any ? all ? 2 : 1 + 4 * closed : 0;
 }
 
+// The chunk of a piece's rows, CHUNKS each, that a lane copies behind the `first`. Where a row's divide a warp, it lies
+// a constant number of rows behind the lane's first one, and so do addresses.
+template <int CHUNKS>
+struct PieceChunk {
+    static constexpr bool IN_STEP = 32 % CHUNKS == 0;
+    int lane_row, chunk, further;
+
+    __device__ __forceinline__ explicit PieceChunk(int first)
+    {
+        int index = int(threadIdx.x) % 32 + (IN_STEP ? 0 : first);
+        lane_row = index / CHUNKS;
+        chunk = index % CHUNKS;
+        further = IN_STEP ? first / CHUNKS : 0;
+    }
+    __device__ __forceinline__ int row() const { return lane_row + further; }
+
+    // Where it lies, in units of which rows are STEP apart and the chunk has SIZE.
+    template <int STEP, int SIZE>
+    __device__ __forceinline__ long long offset() const
+    {
+        return (long long)lane_row * STEP + chunk * SIZE + (long long)further * STEP;
+    }
+
+    // Where it goes in a piece. Permutations of rows that have no bits in common add up.
+    template <int PITCH>
+    __device__ __forceinline__ int place() const
+    {
+        int byte = chunk * 16 ^ permutation_of<PITCH>(lane_row);
+        return lane_row * PITCH + (byte ^ permutation_of<PITCH>(further)) + further * PITCH;
+    }
+};
+
 // Starts copying 16 rows of SIZE elements, and zeros behind them; rows from `count` on are zeros.
 template <int SIZE, int WIDTH, int PITCH, int STEP>
 __device__ __forceinline__ void copy_rows(unsigned char* tile, const tile_t* source, int count)
@@ -113,39 +165,64 @@ __device__ __forceinline__ void copy_rows(unsigned char* tile, const tile_t* sou
     constexpr int CHUNKS = WIDTH / 8;
     #pragma unroll
     for (int first = 0; first < PIECE * CHUNKS; first += 32) {
-        int index = first + int(threadIdx.x) % 32, row = index / CHUNKS, column = index % CHUNKS * 8;
-        bool valid = row < count && column < SIZE;
-        copy_chunk(tile + row * PITCH + column * 2, valid ? source + (long long)row * STEP + column : source, valid);
+        PieceChunk<CHUNKS> own(first);
+        bool valid = (WHOLE_BLOCKS || own.row() < count) && (SIZE == WIDTH || own.chunk * 8 < SIZE);
+        const tile_t* from = source + own.template offset<STEP, 8>();
+        copy_chunk(tile + own.template place<PITCH>(), valid ? from : source, valid);
     }
 }
 
-// What the mask adds to the scores of a piece; zero where the mask changes nothing.
-__device__ __forceinline__ void load_mask(
-    Scores& added, const mask_t* mask, int position, bool is_masked, const Params& p)
-{
-    #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
-        #pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            added[set][u] = 0.0f;
-        }
-    }
+// Where a piece begins among the positions, and whether the mask changes any of its scores.
+struct Piece {
+    int position;
+    bool is_masked;
+};
+
+// What the mask adds to the scores of a piece, if it changes any.
+struct PieceMask {
+    Scores added = {};
+    bool changes = false;
+
+    __device__ __forceinline__ void load(const mask_t* mask, const Piece& piece, const Params& p)
+    {
+        changes = MASK && piece.is_masked;
 #if MASK
-    if (!is_masked) {
-        return;
-    }
-    #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
+        if (!changes) {
+            return;
+        }
         #pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            int row = min(lane_row(set, u), ROWS - 1), at = min(position + lane_place(u), LENGTH - 1);
-            const mask_t* source = mask + (long long)(row / OWN_ROWS) * p.mask_head +
-                                   (long long)(row % OWN_ROWS) * p.mask_row + (long long)at * p.mask_step;
-            added[set][u] = mask_value(*source);
+        for (int set = 0; set < SETS; ++set) {
+            #pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                int row = min(lane_row(set, u), ROWS - 1), at = min(piece.position + lane_place(u), LENGTH - 1);
+                const mask_t* source = mask + (long long)(row / OWN_ROWS) * p.mask_head +
+                                       (long long)(row % OWN_ROWS) * p.mask_row + (long long)at * p.mask_step;
+                added[set][u] = mask_value(*source);
+            }
+        }
+#endif
+    }
+
+    // Scores of what is closed, or does not exist, are CLOSED.
+    __device__ __forceinline__ void apply(Scores& score, int position) const
+    {
+        if (!changes && WHOLE_BLOCKS) {
+            return;
+        }
+        #pragma unroll
+        for (int set = 0; set < SETS; ++set) {
+            #pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                bool is_closed = !WHOLE_BLOCKS && position + lane_place(u) >= LENGTH;
+                if (changes) {
+                    is_closed |= added[set][u] <= MASK_CLOSED;
+                    score[set][u] += binary_exponent(added[set][u]);
+                }
+                score[set][u] = is_closed ? CLOSED : score[set][u];
+            }
         }
     }
-#endif
-}
+};
 
 __device__ __forceinline__ void multiply_keys(Scores& score, const Queries& query, const unsigned char* keys)
 {
@@ -189,23 +266,24 @@ __device__ __forceinline__ float place_sum(float value)
 }
 
 // Scores become weights, in powers of two, beside the largest score so far. The `first` of a warp find no results yet.
-__device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& added, int position, bool first)
+__device__ __forceinline__ void soften(Rows& rows, Scores& score, const PieceMask& mask, int position, bool first)
 {
     float shrink[SETS][2];
     #pragma unroll
+    for (int index = 0; index < SETS * 4; ++index) {
+        score[index / 4][index % 4] = scaled_score(score[index / 4][index % 4]);
+    }
+    mask.apply(score, position);
+    #pragma unroll
     for (int set = 0; set < SETS; ++set) {
-        #pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            bool closed = position + lane_place(u) >= LENGTH || added[set][u] <= MASK_CLOSED;
-            score[set][u] = closed ? CLOSED : scaled_score(score[set][u]) + binary_exponent(added[set][u]);
-        }
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
             float top = fmaxf(rows.top[set][u], place_max(fmaxf(score[set][u], score[set][u + 2])));
-            shrink[set][u] = power_of_two(rows.top[set][u] - top); // one where both are CLOSED, and all is zero
+            float base = top == CLOSED ? 0.0f : top; // so that what is CLOSED weighs nothing
+            shrink[set][u] = power_of_two(rows.top[set][u] - base);
             #pragma unroll
             for (int at = u; at < 4; at += 2) {
-                score[set][at] = score[set][at] == CLOSED ? 0.0f : power_of_two(score[set][at] - top);
+                score[set][at] = power_of_two(score[set][at] - base);
             }
             rows.top[set][u] = top;
             rows.sum[set][u] = rows.sum[set][u] * shrink[set][u] + score[set][u] + score[set][u + 2];
@@ -222,7 +300,7 @@ __device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& 
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
-        for (int e = 0; e < V_WIDTH / 16; ++e) {
+        for (int e = 0; e < VALUE_TILES + ZERO_TILES; ++e) {
             #pragma unroll
             for (int u = 0; u < 4; ++u) {
                 rows.result[set][e][u] *= shrink[set][u % 2];
@@ -252,7 +330,7 @@ __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, con
         part[set][1] = transposed(pack_pair(weight[set][2], weight[set][3]));
     }
     #pragma unroll
-    for (int e = 0; e < V_WIDTH / 16; ++e) {
+    for (int e = 0; e < VALUE_TILES; ++e) {
         uint value[4];
         load_matrices_transposed(value, first + e * 32);
         #pragma unroll
@@ -267,14 +345,14 @@ __device__ __forceinline__ float* warp_results(unsigned char* ring, int warp)
     return reinterpret_cast<float*>(ring + warp * DEPTH * STAGE_BYTES);
 }
 
-// The column of a lane's results, by their numbers.
+// A lane's results, by their numbers: what they are, and in which column.
+__device__ __forceinline__ float lane_result(const Rows& rows, int set, int e, int u) { return rows.result[set][e][u]; }
 __device__ __forceinline__ int lane_column(int e, int u) { return e * 16 + lane_place(u); }
 
-// Stores a warp's results, times `unit`, where its pieces were, and the largest scores and the sums of weights in
-// `parts`.
-template <typename Parts, typename Column>
+// Stores a warp's results where its pieces were, and the largest scores and the sums of weights in `parts`.
+template <typename Parts, typename Result, typename Column>
 __device__ __forceinline__ void leave_rows(
-    const Rows& rows, unsigned char* ring, Parts& parts, float unit, Column column)
+    const Rows& rows, unsigned char* ring, Parts& parts, Result result, Column column)
 {
     int warp = int(threadIdx.x) / 32;
     float* target = warp_results(ring, warp);
@@ -289,10 +367,10 @@ __device__ __forceinline__ void leave_rows(
             }
         }
         #pragma unroll
-        for (int e = 0; e < V_WIDTH / 16; ++e) {
+        for (int e = 0; e < VALUE_TILES; ++e) {
             #pragma unroll
             for (int u = 0; u < 4; ++u) {
-                target[lane_row(set, u) * RESULT_PITCH + column(e, u)] = rows.result[set][e][u] * unit;
+                target[lane_row(set, u) * RESULT_PITCH + column(e, u)] = result(rows, set, e, u);
             }
         }
     }

@@ -254,6 +254,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
         announce_to_cluster();
     }
     hurry_next_grid();
+#if PROLOGUE
+    ask_ahead(THREADS, VECTOR_ARGUMENTS p);
+#endif
+    FetchedByColumn of_columns[SHARE_EACH];
+    auto fetch_columns = [&](int tile) {
+        #pragma unroll
+        for (int index = 0; index < SHARE_EACH; ++index) {
+            int own = member + index * TEAM;
+            Item item(rank * SHARE + own);
+            if (tile < p.tiles && own < SHARE && item.v < VECTORS) {
+                of_columns[index] =
+                    fetch_by_column(0, item.v, (tile * TILE + item.first) / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    };
+    if (COLUMNS_SETTLED) {
+        fetch_columns(first_tile + clusters * team);
+    }
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
@@ -284,13 +302,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
         float* gathered = reinterpret_cast<float*>(dynamic_shared + GATHERED_AT) + turn * GATHERED;
         parts += team * WARPS_K * COLUMNS * PART_ROW;
         gathered += team * CLUSTER * SHARE * VALUES;
+        if (!COLUMNS_SETTLED || base != first_tile) {
+            fetch_columns(tile);
+        }
         Fetched fetched[SHARE_EACH];
         #pragma unroll
         for (int index = 0; index < SHARE_EACH; ++index) {
             int own = member + index * TEAM;
             Item item(rank * SHARE + own);
             if (inside && own < SHARE && item.v < VECTORS) {
-                fetched[index] = fetch(0, item.v, (tile * TILE + item.first) / PAIRS, EPILOGUE_ARGUMENTS p);
+                int at = (tile * TILE + item.first) / PAIRS;
+                fetched[index] = Fetched{
+                    fetch_by_row(0, item.v, at, EPILOGUE_ARGUMENTS p), of_columns[index],
+                    fetch_by_element(0, item.v, at, EPILOGUE_ARGUMENTS p)};
             }
         }
         if (inside) {

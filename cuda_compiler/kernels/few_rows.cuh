@@ -170,6 +170,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
     if (HURRIES) {
         hurry_next_grid();
     }
+#if PROLOGUE
+    ask_ahead(THREADS, VECTOR_ARGUMENTS p);
+#endif
     if (!MATRIX_CONSTANT) {
         wait_for_previous_grid();
     }

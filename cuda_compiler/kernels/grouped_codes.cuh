@@ -180,6 +180,23 @@ __device__ __forceinline__ void bytes_in_units(uint (&pairs)[4], uint first, uin
     }
 }
 
+// The operand of tensor cores that two words of four bytes are, where such codes are SUBNORMAL as they are: signed ones
+// added to ZERO_CODES, two codes of zero.
+constexpr uint ZERO_CODES = SUBNORMAL && CODE_KIND == CODES_SIGNED ? 0x00800080u : 0u;
+
+__device__ __forceinline__ void bytes_as_operand(uint (&pairs)[4], uint first, uint second)
+{
+    if (!SUBNORMAL) {
+        bytes_as_numbers(pairs, first, second, zero_pair(0.0f));
+        return;
+    }
+    #pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        uint word = (pair < 2 ? first : second) ^ (CODE_KIND == CODES_SIGNED ? 0x80808080u : 0u);
+        pairs[pair] = __byte_perm(word, 0, pair % 2 ? 0x4341 : 0x4240);
+    }
+}
+
 // Two codes of four bits of an octet, each added to 16: their bits are the highest of the mantissa.
 __device__ __forceinline__ uint sixteen_and_codes(uint octet, int pair)
 {

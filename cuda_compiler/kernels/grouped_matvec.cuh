@@ -346,6 +346,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
     if (HURRIES) {
         hurry_next_grid();
     }
+#if PROLOGUE
+    ask_ahead(THREADS, VECTOR_ARGUMENTS p);
+#endif
     if (!MATRIX_CONSTANT) {
         wait_for_previous_grid();
     }

@@ -191,6 +191,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     int warp = int(threadIdx.x) / 32, team = warp / WARPS_K, share = warp % WARPS_K, member = int(threadIdx.x) % TEAM;
     int begin = int(blockIdx.x) + int(gridDim.x) * team, further = int(gridDim.x) * TEAMS;
     hurry_next_grid();
+#if PROLOGUE
+    ask_ahead(THREADS, VECTOR_ARGUMENTS p);
+#endif
+    auto pack_of = [&](int tile) { return (tile * TILE + member * VALUES) / PAIRS; };
+    FetchedByColumn of_columns;
+    if (COLUMNS_SETTLED && member < ITEMS && begin < p.tiles) {
+        of_columns = fetch_by_column(0, 0, pack_of(begin), EPILOGUE_ARGUMENTS p);
+    }
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     unsigned char* scaled = dynamic_shared + SCALED_AT + team * SCALED_TILES * SCALED_BYTES;
     Ring ring{{{matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K}, scaled};
@@ -224,10 +232,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
 #endif
     for (int tile = begin; tile < p.tiles; tile += further, turn ^= 1, slot = next_scaled(slot)) {
         float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * BLOCK_WARPS * PART_ROW;
-        int first = member * VALUES, at = (tile * TILE + first) / PAIRS;
+        int at = pack_of(tile);
         Fetched fetched;
         if (member < ITEMS) {
-            fetched = fetch(0, 0, at, EPILOGUE_ARGUMENTS p);
+            if (!COLUMNS_SETTLED || tile != begin) {
+                of_columns = fetch_by_column(0, 0, at, EPILOGUE_ARGUMENTS p);
+            }
+            fetched = Fetched{
+                fetch_by_row(0, 0, at, EPILOGUE_ARGUMENTS p), of_columns,
+                fetch_by_element(0, 0, at, EPILOGUE_ARGUMENTS p)};
         }
         if (WARPS_K > 1 && tile != begin) {
             wait_for_copies<STAGES - 1>();
@@ -240,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
             float value[VALUES];
             #pragma unroll
             for (int u = 0; u < VALUES; ++u) {
-                value[u] = sum_of_warps(parts, team, first + u) * factor;
+                value[u] = sum_of_warps(parts, team, member * VALUES + u) * factor;
             }
             store(value, fetched, 0, 0, at, out, EPILOGUE_ARGUMENTS p);
         }

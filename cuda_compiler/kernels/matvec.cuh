@@ -153,6 +153,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
     if (HURRIES) {
         hurry_next_grid();
     }
+#if PROLOGUE
+    ask_ahead(THREADS, VECTOR_ARGUMENTS p);
+#endif
     const Codes codes = {CODE_ARGUMENTS};
     Stream stream{matrix};
     Weights weights[DEPTH][OUTPUTS];

@@ -32,7 +32,7 @@ INTEGER_ROWS = KernelTemplate(
     params="int tiles",
     macros=(
         "code_t scale_t zero_t COMMON BITS GROUP UNIT ONE_GROUP ZEROS ZERO_BITS ZERO_ROW ZERO "
-        f"TEAMS WARPS_K STEP STAGES SCALED_TILES HELD PACED FACTOR {VECTOR_MACROS}"
+        f"TEAMS WARPS_K STEP STAGES SCALED_TILES HELD PACED FACTOR COLUMNS_SETTLED {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
@@ -83,6 +83,7 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
             "HELD": int(sizes.holds_tile(work, device)),
             "PACED": paced_blocks(ahead, blocks, shared_bytes, device) if sizes.stages > 1 else 0,
             "FACTOR": 0,
+            "COLUMNS_SETTLED": int(around.columns_are_settled),
             **vectors.macros,
             **({"PROLOGUE": 2} if octets else {}),
         },

@@ -112,6 +112,7 @@ _FUNCTIONS = {
     ),
     "arrive_and_expect": "inline void arrive_and_expect(uint barrier, int bytes) { host_arrive(barrier, bytes); }\n",
     "wait_for_phase": "inline void wait_for_phase(uint barrier, int parity) { host_wait(barrier, parity); }\n",
+    "ask_for": "inline void ask_for(const void* source) { (void)*(const volatile char*)source; }\n",
     "prefetch_map": "inline void prefetch_map(const TensorMap&) {}\n",
     "copy_lines": (
         "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
