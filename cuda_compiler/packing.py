@@ -17,7 +17,16 @@ from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, leaves, walk
 
 __all__ = ["CHUNK", "CHUNK_BYTES", "PACK_SIZES", "PackedLoad", "define_indexed", "each_element", "is_guarded"]
-__all__ += ["asking", "is_plain", "loads_in", "pack_positions", "pack_size", "pack_source", "packed_loads", "with_packs"]
+__all__ += [
+    "asking",
+    "is_plain",
+    "loads_in",
+    "pack_positions",
+    "pack_size",
+    "pack_source",
+    "packed_loads",
+    "with_packs",
+]
 
 PACK_SIZES = (8, 4, 2)
 CHUNK_BYTES = 16

@@ -140,8 +140,9 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
 
 
 def ask_ahead(loads: Sequence[PackedLoad], operands: Operands, lowering: Lowering, width: int) -> list[str]:
-    """A device function ``ask_ahead``: so many threads have what each row of `width` elements is multiplied by on its way
-    to the level-2 cache, as long as no kernel of the plan writes it.
+    """A device function ``ask_ahead``: a block's threads have what rows are computed from on its way to the level-2 cache.
+
+    Of that, what all rows of `width` elements have in common, as a norm's weights, and no kernel of the plan writes.
     """
     kept = [load for load in loads if lowering.tensors[load.leaf.ref.tensor].source is None]
     of_rows = [load for load in kept if not any(operands.walks[load.leaf][:-1])]

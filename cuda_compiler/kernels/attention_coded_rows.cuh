@@ -9,8 +9,7 @@
 // Words of four codes that a lane has of a row, and how many of them are neighbours.
 constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
-constexpr float RAISED = SUBNORMAL ? 0x1p48f : 1.0f; // so that products with codes as they are do not vanish
-constexpr float CODE_UNIT = SUBNORMAL ? 0x1p-85f : 1.0f; // of these products
+constexpr uint ZERO_CODES = equal_codes(ABOVE, 0);
 static_assert(HEAD_SIZE % 32 == 0 && VALUE_SIZE % 32 == 0, "a lane has whole words of each row");
 
 // A lane's part of a piece: of keys, rows l / 4 and l / 4 + 8; of values, rows 2 * (l % 4) and the next, and those 8
@@ -87,10 +86,10 @@ struct CodedQueries {
                 Words<4> pairs = *reinterpret_cast<const Words<4>*>(source);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    query[set][word + i / 2][i % 2] = SUBNORMAL ? Numbers::mul(pairs.at[i], pair_of(RAISED)) : pairs.at[i];
+                    query[set][word + i / 2][i % 2] = AS_THEY_ARE ? Numbers::mul(pairs.at[i], pair_of(RAISED)) : pairs.at[i];
                 }
                 #pragma unroll
-                for (int i = 0; SUBNORMAL && i < 2; ++i) {
+                for (int i = 0; AS_THEY_ARE && i < 2; ++i) {
                     const uint(&numbers)[2] = query[set][word + i];
                     TensorCores<tile_t>::multiply(found[i], zeros, numbers[0], numbers[1]);
                 }
@@ -148,7 +147,7 @@ __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weigh
             float left = weight[set][half_piece * 2] * scale, right = weight[set][half_piece * 2 + 1] * scale;
             part[set][half_piece] = transposed(pack_pair(left, right));
         }
-        if (SUBNORMAL) {
+        if (AS_THEY_ARE) {
             TensorCores<tile_t>::multiply(rows.result[set][VALUE_TILES], zeros, part[set][0], part[set][1]);
         }
     }
@@ -175,7 +174,7 @@ __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weigh
 // A lane's results, by their numbers: what they are, and in which column; of each row they are neighbours.
 __device__ __forceinline__ float coded_lane_result(const Rows& rows, int set, int e, int u)
 {
-    float zero = SUBNORMAL ? rows.result[set][VALUE_TILES][u] : 0.0f;
+    float zero = AS_THEY_ARE ? rows.result[set][VALUE_TILES][u] : 0.0f;
     return (rows.result[set][e][u] - zero) * (1.0f / (VALUE_UNIT * CODE_UNIT));
 }
 __device__ __forceinline__ int coded_lane_column(int i, int u)

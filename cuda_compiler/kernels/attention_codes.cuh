@@ -89,6 +89,7 @@ struct FreshCodes : FreshRows<unsigned char> {
 constexpr int FRESH_WARPS = 0;
 #endif
 
+constexpr int EARLY_PIECES = DEPTH > 1 ? DEPTH - 1 : 1; // all together would be ahead of the queries on their way
 constexpr bool IS_ALONE = SETS > 1 || 2 * WARPS * DEPTH * STAGE_BYTES > 220 << 10; // on its multiprocessor
 
 extern "C" __global__ void __launch_bounds__(THREADS, IS_ALONE ? 1 : 2) attention_codes(
@@ -117,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, IS_ALONE ? 1 : 2) attentio
         commit_copies();
     };
     #pragma unroll 1
-    for (int turn = 0; turn < DEPTH; ++turn) {
+    for (int turn = 0; turn < EARLY_PIECES; ++turn) {
         copy(turn);
     }
     Piece piece = {};
@@ -144,6 +145,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, IS_ALONE ? 1 : 2) attentio
 #if FRESH
     fresh.leave_places(places);
 #endif
+    #pragma unroll 1
+    for (int turn = EARLY_PIECES; turn < DEPTH; ++turn) {
+        copy(turn);
+    }
     __syncthreads();
 #if FRESH
     if (share.is_last()) {

@@ -14,9 +14,12 @@ constexpr int VECTOR_ROW = STAGED_UNITS * UNIT + (BITS == 4 ? 32 : 16); // neigh
 constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, PARTS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2;
 constexpr int GATHERED_AT = PARTS_AT + 2 * PART * 4;
 
-// Codes of four bits stay added to 16 as they become numbers: that, and the zero point, leave with the sum of a unit's
-// numbers of the vector, which a product by ones gives.
-constexpr bool LATE_ZERO = BITS == 4 && !CODEBOOK, BY_UNIT = !ONE_GROUP || LATE_ZERO;
+// Codes of four bits are multiplied as they are, or stay added to 16 as they become numbers: that, and the zero point,
+// leave with the sum of a unit's numbers of the vector, which a product by ones gives; AHEAD of all others where several
+// teams need it.
+constexpr bool LATE_ZERO = BITS == 4 && !CODEBOOK, BY_UNIT = !ONE_GROUP || LATE_ZERO, AHEAD = LATE_ZERO && TEAMS > 1;
+constexpr bool ARE_RAISED = BITS == 4 && AS_THEY_ARE;
+constexpr int SUMS_AT = GATHERED_AT + 2 * GATHERED * 4; // of vectors' units, for each column
 constexpr int CHAINS = 2; // of products that do not wait for each other
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 static_assert(!PROLOGUE || CLUSTER == 1, "blocks compute whole vectors");
@@ -27,7 +30,9 @@ typedef float Sums[GROUPS_OF_COLUMNS][4]; // in the register layout of mma.m16n8
 __device__ __forceinline__ void make_numbers(
     uint (&pairs)[4], const uint (&word)[2], uint offset, const Codebook& codebook)
 {
-    if (LATE_ZERO) {
+    if (ARE_RAISED) {
+        octet_as_operand(pairs, word[0]);
+    } else if (LATE_ZERO) {
         #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
             pairs[pair] = sixteen_and_codes(word[0], pair);
@@ -39,9 +44,15 @@ __device__ __forceinline__ void make_numbers(
     }
 }
 
+constexpr float PRODUCT_UNIT = ARE_RAISED ? CODE_UNIT : NUMBER_UNIT;
+
+// A pair of ones, as such codes are multiplied.
+__device__ __forceinline__ constexpr uint ones(int pair) { return ARE_RAISED ? equal_codes(1, pair) : Numbers::ONE; }
+
 // Vectors in shared memory, each octet in the order in which codes become numbers.
 struct Vectors {
     vector_t* staged;
+    float* sums;
     int first; // of the elements that the block has
 
     // From memory, or where they have been computed, `count` elements of each. SPLIT warps share a vector.
@@ -88,18 +99,56 @@ struct Vectors {
         }
     }
 
+    // Adds to the sums of numbers the four pairs of an octet.
+    __device__ __forceinline__ static void add_octet(float (&sum)[4], const uint (&x)[4])
+    {
+        #pragma unroll
+        for (int part = 0; part < 4; part += 2) {
+            const uint a[4] = {ones(part), ones(part), ones(part + 1), ones(part + 1)};
+            TensorCores<vector_t>::multiply(sum, a, x[part], x[part + 1]);
+        }
+    }
+
+    // Adds up the numbers of each unit, by all warps, behind the barrier at which vectors are there.
+    __device__ __forceinline__ void add_up() const
+    {
+        int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+        for (int index = warp; index < STAGED_UNITS * GROUPS_OF_COLUMNS; index += BLOCK_WARPS) {
+            float found[4] = {};
+            #pragma unroll
+            for (int octet = 0; octet < OCTETS; ++octet) {
+                uint x[4];
+                load(x, index % GROUPS_OF_COLUMNS, index / GROUPS_OF_COLUMNS * UNIT + octet * 32);
+                add_octet(found, x);
+            }
+            if (lane < 4) { // all rows have the same
+                *reinterpret_cast<float2*>(sums + index * 8 + lane * 2) = make_float2(found[0], found[1]);
+            }
+        }
+    }
+
+    // The sums of a unit in a lane's two columns.
+    __device__ __forceinline__ float2 sums_of(int unit, int group) const
+    {
+        int index = unit * GROUPS_OF_COLUMNS + group;
+        return *reinterpret_cast<const float2*>(sums + index * 8 + int(threadIdx.x) % 4 * 2);
+    }
+
 private:
     static constexpr int ROW_OCTETS = STAGED_UNITS * UNIT / 8;
 
     __device__ __forceinline__ void store_octet(const Pack<vector_t, 8>& given, int v, int octet) const
     {
-        Pack<vector_t, 8> ordered;
+        Pack<uint, 4> ordered;
         #pragma unroll
-        for (int u = 0; u < 8; ++u) {
-            ordered[u] = given[place_in_octet(u)];
+        for (int pair = 0; pair < 4; ++pair) {
+            vector_t left = given[place_in_octet(pair * 2)], right = given[place_in_octet(pair * 2 + 1)];
+            uint both = uint(left.bits) | uint(right.bits) << 16;
+            float factor = is_upper_half(pair) ? RAISED / 16.0f : RAISED;
+            ordered[pair] = ARE_RAISED ? Numbers::mul(both, pair_of(factor)) : both;
         }
         if (octet < ROW_OCTETS) {
-            store_pack(staged + v * VECTOR_ROW + octet * 8, ordered);
+            store_pack(reinterpret_cast<uint*>(staged + v * VECTOR_ROW + octet * 8), ordered);
         }
     }
 };
@@ -115,9 +164,9 @@ __device__ __forceinline__ void add_unit(
         const Scales& of = scales[u / 2];
         float found = own[0][group][u] + own[1][group][u];
         if (LATE_ZERO) {
-            found -= (of.zero + 16.0f) * inputs[group][u % 2];
+            found -= (of.zero + (ARE_RAISED ? 0.0f : 16.0f)) * inputs[group][u % 2];
         }
-        sum[group][u] += ONE_GROUP ? found : of.scale / NUMBER_UNIT * found;
+        sum[group][u] += ONE_GROUP ? found : of.scale / PRODUCT_UNIT * found;
     }
 }
 
@@ -134,6 +183,12 @@ __device__ __forceinline__ void multiply_bundle(
             Scales(stage, tile, row, at, second, unit, p), Scales(stage, tile, row + 8, at, second, unit, p)};
         uint offset[2] = {offset_pair(scales[0].zero), offset_pair(scales[1].zero)};
         Sums own[CHAINS] = {}, inputs = {};
+        #pragma unroll
+        for (int group = 0; AHEAD && group < GROUPS_OF_COLUMNS; ++group) {
+            float2 found = vectors.sums_of(first + unit, group);
+            inputs[group][0] = found.x;
+            inputs[group][1] = found.y;
+        }
         #pragma unroll
         for (int octet = unit * OCTETS; octet < (unit + 1) * OCTETS; ++octet) {
             uint number[2][4];
@@ -153,10 +208,9 @@ __device__ __forceinline__ void multiply_bundle(
                     const uint a[4] = {number[0][part], number[1][part], number[0][part + 1], number[1][part + 1]};
                     Sums& chain = BY_UNIT ? own[part / 2] : sum[part / 2];
                     TensorCores<vector_t>::multiply(chain[group], a, x[part], x[part + 1]);
-                    if (LATE_ZERO) {
-                        const uint ones[4] = {Numbers::ONE, Numbers::ONE, Numbers::ONE, Numbers::ONE};
-                        TensorCores<vector_t>::multiply(inputs[group], ones, x[part], x[part + 1]);
-                    }
+                }
+                if (LATE_ZERO && !AHEAD) {
+                    Vectors::add_octet(inputs[group], x);
                 }
             }
         }
@@ -174,22 +228,30 @@ __device__ __forceinline__ void multiply_tile(
     int lane = int(threadIdx.x) % 32;
     Sums sum[CHAINS] = {};
     float row_scale[2] = {1.0f, 1.0f};
+    if (HELD) { // no step takes the place of another
+        wait_for_copies<0>();
+        __syncwarp();
+    }
     #pragma unroll 1
     for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
         unsigned char* codes = stages + stage * STAGE_BYTES;
-        wait_for_copies<STAGES - 1>();
-        __syncwarp();
+        if (!HELD) {
+            wait_for_copies<STAGES - 1>();
+            __syncwarp();
+        }
         multiply_bundle(sum, codes, vectors, codebook, tile, bundle, 0, p);
         if (STEP == 2 && bundle + 1 < ring.last) {
             multiply_bundle(sum, codes, vectors, codebook, tile, bundle + 1, 1, p);
         }
         if (ONE_GROUP && bundle + STEP >= ring.last) {
             const scale_t* found = reinterpret_cast<const scale_t*>(codes + SCALES_AT) + lane / 4;
-            row_scale[0] = float(found[0]) / NUMBER_UNIT;
-            row_scale[1] = float(found[8]) / NUMBER_UNIT;
+            row_scale[0] = float(found[0]) / PRODUCT_UNIT;
+            row_scale[1] = float(found[8]) / PRODUCT_UNIT;
         }
-        __syncwarp(); // all lanes have read what is overwritten
-        ring.fill(codes, further, p);
+        if (!HELD) {
+            __syncwarp(); // all lanes have read what is overwritten
+            ring.fill(codes, further, p);
+        }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     float* own = part + lane % 4 * 2 * PART_ROW + lane / 4;
@@ -279,7 +341,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
-    const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
+    const Vectors vectors{
+        reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), reinterpret_cast<float*>(dynamic_shared + SUMS_AT),
+        first * BUNDLE_CODES};
 #if PROLOGUE
     for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
         compute_row(
@@ -291,6 +355,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     vectors.stage(vector + vectors.first, p.vector_row, count * BUNDLE_CODES);
 #endif
     __syncthreads();
+    if (AHEAD) {
+        vectors.add_up();
+        __syncthreads();
+    }
     if (CLUSTER > 1) {
         wait_for_cluster();
     }

@@ -180,20 +180,38 @@ __device__ __forceinline__ void bytes_in_units(uint (&pairs)[4], uint first, uin
     }
 }
 
-// The operand of tensor cores that two words of four bytes are, where such codes are SUBNORMAL as they are: signed ones
-// added to ZERO_CODES, two codes of zero.
-constexpr uint ZERO_CODES = SUBNORMAL && CODE_KIND == CODES_SIGNED ? 0x00800080u : 0u;
+// Where codes are operands of tensor cores AS_THEY_ARE, signed bytes are ABOVE what they stand for; of four bits those of
+// the upper halves of bytes, the odd pairs of an octet, are 16 times as large. What they are multiplied by is RAISED, so
+// that products do not vanish, and odd pairs of it are less; the products are in units of CODE_UNIT.
+constexpr bool AS_THEY_ARE =
+    Numbers::MANTISSA == 7 && CODE_KIND != CODES_FLOAT && !CODEBOOK && (BITS == 8 || BITS == 4);
+constexpr int ABOVE = AS_THEY_ARE && BITS == 8 && CODE_KIND == CODES_SIGNED ? 128 : 0;
+constexpr float RAISED = AS_THEY_ARE ? 0x1p48f : 1.0f, CODE_UNIT = AS_THEY_ARE ? 0x1p-85f : 1.0f;
+constexpr bool is_upper_half(int pair) { return AS_THEY_ARE && BITS == 4 && pair % 2; }
 
+// Two equal codes as they are, in a pair of an octet; from 0 to 255, or 15.
+constexpr uint equal_codes(int code, int pair) { return uint(is_upper_half(pair) ? code * 16 : code) * 0x10001u; }
+
+// The operand that two words of four bytes are.
 __device__ __forceinline__ void bytes_as_operand(uint (&pairs)[4], uint first, uint second)
 {
-    if (!SUBNORMAL) {
+    if (!AS_THEY_ARE) {
         bytes_as_numbers(pairs, first, second, zero_pair(0.0f));
         return;
     }
     #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-        uint word = (pair < 2 ? first : second) ^ (CODE_KIND == CODES_SIGNED ? 0x80808080u : 0u);
+        uint word = (pair < 2 ? first : second) ^ (ABOVE ? 0x80808080u : 0u);
         pairs[pair] = __byte_perm(word, 0, pair % 2 ? 0x4341 : 0x4240);
+    }
+}
+
+// The same of an octet of four bits in a word.
+__device__ __forceinline__ void octet_as_operand(uint (&pairs)[4], uint octet)
+{
+    #pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        pairs[pair] = (pair < 2 ? octet : octet >> 8) & equal_codes(15, pair);
     }
 }
 

@@ -31,7 +31,10 @@ _TOLD = "scale_t zero_t codebook_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE COD
 FEW_CODES = KernelTemplate(
     "few_codes",
     params="int outputs, tiles, vector_row, zero_row",
-    macros=f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES PACED COLUMNS_SETTLED {VECTOR_MACROS}",
+    macros=(
+        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD PACED COLUMNS_SETTLED "
+        f"{VECTOR_MACROS}"
+    ),
     inputs="matrix scales zeros entries vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
@@ -78,6 +81,7 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "CLUSTER": sizes.cluster,
             "STEP": work.step,
             "STAGES": sizes.stages,
+            "HELD": int(sizes.holds_all(work, device)),
             "PACED": paced_blocks(ahead, blocks, shared_bytes, device) if sizes.stages > 1 else 0,
             "COLUMNS_SETTLED": int(around.columns_are_settled),
             **vectors.macros,

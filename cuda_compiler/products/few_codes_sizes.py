@@ -94,6 +94,10 @@ class FewCodes:
         """Of a warp, for all of its tiles."""
         return self.turns(work, device) * ceil_div(ceil_div(self.bundles(work), self.warps_k), work.step)
 
+    def holds_all(self, work: Work, device: DeviceModel) -> bool:
+        """Whether all steps of a warp, of one tile, are on their way at once."""
+        return self.turns(work, device) == 1 and self.stages >= self.steps(work, device)
+
     def vector_bytes(self, work: Work) -> int:
         """Of the vectors in a block."""
         return 2 * work.rows * (self.bundles(work) * BUNDLE * work.unit + (32 if work.bits == 4 else 16))
@@ -112,7 +116,8 @@ class FewCodes:
         parts = 2 * 4 * self.warps * 8 * ceil_div(work.rows, 8) * (TILE + 4)
         share = ceil_div(TILE // values * work.rows, self.cluster)
         gathered = 2 * 4 * self.teams * self.cluster * share * values if self.cluster > 1 else 0
-        return self.ring_bytes(work) + self.vector_bytes(work) + parts + gathered
+        sums = BUNDLE * self.bundles(work) * 4 * 8 * ceil_div(work.rows, 8) if work.bits == 4 and self.teams > 1 else 0
+        return self.ring_bytes(work) + self.vector_bytes(work) + parts + gathered + sums
 
 
 def few_codes_sizes(work: Work, values: int, device: DeviceModel) -> FewCodes | None:

@@ -9,9 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import npu_compiler
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, Role
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime import Device
 from tests.cuda.kernels import check_plan_compiles
 from tests.support.coded_cache import CodedStep, Sizes, check_step, error_of_results, host_numbers
@@ -92,6 +94,8 @@ def test_steps_over_codes_err_as_over_16_bits(
         ("int8", Sizes(100, 64, 2, 6), [0, 70, 99]),
         ("int8", Sizes(128, 32, 1, 12), [15, 127]),
         ("fp8", Sizes(90, 96, 1, 1), [10, 64]),
+        ("int8", Sizes(304, 128, 1, 2), [70, 303]),  # whole pieces, but no whole blocks; rows are permuted
+        ("int8", Sizes(128, 128, 1, 3, 2), [14, 126]),
         ("int8", Sizes(600, 64, 1, 2), [13, 130, 599]),  # a cluster of eight blocks
         ("fp8", Sizes(4200, 32, 1, 2), [200, 4199]),  # five of them
     ],
@@ -111,11 +115,16 @@ def test_on_a_processor_codes_equal_torch(kind: str, sizes: Sizes, positions: li
         found, kept = run_plan_on_host(plan, tensors, tmp_path), dict(plan.state)
         assert not found[Role.FAULTS.value].any()
         result, *held = (
-            found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(float).reshape(spec.shape)
+            as_laid_out(found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(float), spec)
             for spec in plan.outputs
         )
         limit = 1.2 * 2.0**-8 * float(np.sqrt(np.mean(result**2)))
         assert error_of_results(step, given, caches, result, held) < limit
+
+
+def as_laid_out(numbers: NDArray[np.float64], spec: BufferSpec) -> NDArray[np.float64]:
+    strides = [stride * numbers.itemsize for stride in spec.layout.strides]
+    return np.lib.stride_tricks.as_strided(numbers, spec.shape, strides)
 
 
 def numpy_type(name: str) -> np.dtype[Any]:

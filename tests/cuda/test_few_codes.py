@@ -40,6 +40,8 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=7, n=32, k=1024, codebook=True), HALF, FewCodes(2, 2, 1)),
     (Case(m=6, n=32, k=768, bits=8, kind=torch.float8_e4m3fn, group=768), BFLOAT, FewCodes(1, 2, 2)),
     (Case(m=4, n=32, k=512, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(1, 4, 1)),
+    (Case(m=5, n=4272, k=512, zero=8, behind="bias"), BFLOAT, FewCodes(1, 2, 1)),
+    (Case(m=8, n=64, k=768, zero=8, behind="norm ahead"), BFLOAT, FewCodes(4, 1, 3)),
 ]
 """Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters."""
 

@@ -74,7 +74,8 @@ class Case:
             )
         named = [parts.get(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
         weight = builder.call("npu_codes.dequantize.default", *named, *self.options, dtype)
-        result = builder.call("aten.linear.default", x, weight)
+        bias = (builder.weight("bias", (self.n,), dtype),) if self.behind == "bias" else ()
+        result = builder.call("aten.linear.default", x, weight, *bias)
         if self.behind == "residual":
             result = builder.call("aten.add.Tensor", builder.input("y", (self.m, self.n), dtype), result)
         if self.behind == "gated":
@@ -92,8 +93,8 @@ class Case:
         if self.behind == "layer norm ahead":
             x = torch.nn.functional.layer_norm(x, (self.k,), norm.double(), None, 1e-6)
         result = x @ weight.T
-        if self.behind == "residual":
-            result = y.double() + result
+        if self.behind in ("residual", "bias"):
+            result = (y if self.behind == "residual" else y[:1]).double() + result
         if self.behind == "gated":
             result = torch.nn.functional.silu(result[:, ::2]) * result[:, 1::2]
         return result, weight
@@ -119,6 +120,8 @@ CASES = [
     Case(m=8, zeros=True, behind="norm ahead"),
     Case(m=3, k=100, n=50, group=32, zeros=True, behind="norm ahead"),
     Case(m=5, bits=8, kind=torch.int8, group=1536, n=1540, behind="norm ahead"),
+    Case(zeros=True, behind="bias"),
+    Case(m=8, zero=8, behind="bias", n=4272),
     Case(zeros=True, behind="gated"),
     Case(m=4, zeros=True, behind="gated", n=34),
     Case(bits=8, kind=torch.int8, group=1536),
@@ -212,6 +215,7 @@ def errors(case: Case, dtype: torch.dtype, device: Device) -> tuple[float, float
     exact, weight = case.exact(parts, x, y, norm)
     inputs = {"x": x} | ({"y": y} if case.behind == "residual" else {})
     weights = {**parts, **({"norm": norm} if case.behind.endswith("norm ahead") else {})}
+    weights |= {"bias": y[0]} if case.behind == "bias" else {}
     result = torch.as_tensor(load(case.program(dtype), weights, device)(**inputs)).double().cpu()
     plain = (
         (x.double() @ weight.to(dtype).double().T).to(dtype).double() if not case.behind else exact.to(dtype).double()

@@ -40,6 +40,7 @@ FORCED: list[tuple[Case, torch.dtype, IntegerRows]] = [
     (Case(n=2144, k=768, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(1, 1, 2)),
     (Case(n=4304, k=512, bits=8, kind=torch.int8, group=512), BFLOAT, IntegerRows(2, 1, 1)),
     (Case(n=2144, k=768, zeros=True), BFLOAT, IntegerRows(1, 1, 6)),
+    (Case(n=2144, k=768, zeros=True, behind="bias"), BFLOAT, IntegerRows(1, 1, 2)),
     (Case(n=96, k=1536, zeros=True, behind="norm ahead"), BFLOAT, IntegerRows(9, 1, 6, beside=True)),
     (Case(n=96, k=1280, bits=8, kind=torch.int8, group=1280), BFLOAT, IntegerRows(3, 3, 2)),
 ]
@@ -66,7 +67,7 @@ def errors_on_host(case: Case, dtype: torch.dtype, x: torch.Tensor, folder: Path
     The kernel's has the same bits in both orders of threads.
     """
     plan, parts, (_, y, norm) = case.program(dtype).main, case.parts(dtype), inputs_of(case, dtype)
-    named = {**{f"p_{name}": part for name, part in parts.items()}, "x": x, "y": y, "p_norm": norm}
+    named = {**{f"p_{name}": part for name, part in parts.items()}, "x": x, "y": y, "p_norm": norm, "p_bias": y[0]}
     tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
     result, other = (run_on_host(plan, launch_of(plan), tensors, folder, backwards) for backwards in (False, True))
     assert (result == other).all()
