@@ -182,7 +182,8 @@ __device__ __forceinline__ void bytes_in_units(uint (&pairs)[4], uint first, uin
 
 // Where codes are operands of tensor cores AS_THEY_ARE, signed bytes are ABOVE what they stand for; of four bits those of
 // the upper halves of bytes, the odd pairs of an octet, are 16 times as large. What they are multiplied by is RAISED, so
-// that products do not vanish, and odd pairs of it are less; the products are in units of CODE_UNIT.
+// that products do not vanish, and odd pairs of it are less; so it must be below 2^80. The products are in units of
+// CODE_UNIT.
 constexpr bool AS_THEY_ARE =
     Numbers::MANTISSA == 7 && CODE_KIND != CODES_FLOAT && !CODEBOOK && (BITS == 8 || BITS == 4);
 constexpr int ABOVE = AS_THEY_ARE && BITS == 8 && CODE_KIND == CODES_SIGNED ? 128 : 0;

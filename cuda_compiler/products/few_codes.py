@@ -38,7 +38,10 @@ FEW_CODES = KernelTemplate(
     inputs="matrix scales zeros entries vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
-    files="tensor_cores.cuh barriers.cuh clusters.cuh grouped_codes.cuh coded_ring.cuh few_codes_ring.cuh",
+    files=(
+        "tensor_cores.cuh barriers.cuh clusters.cuh grouped_codes.cuh coded_ring.cuh few_codes_ring.cuh "
+        "few_codes_vectors.cuh"
+    ),
     computed="vector",
 )
 
