@@ -140,7 +140,7 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
 
 
 def ask_ahead(loads: Sequence[PackedLoad], operands: Operands, lowering: Lowering, width: int) -> list[str]:
-    """A device function ``ask_ahead``, by which a block has what rows are computed from on its way to the level-2 cache.
+    """A device function ``ask_ahead``, by which a block has on its way to the level-2 cache what its rows are made of.
 
     Of that, what all rows of `width` elements have in common, as a norm's weights, and no kernel of the plan writes.
     """
