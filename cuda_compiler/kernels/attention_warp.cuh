@@ -5,6 +5,7 @@ constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
 constexpr bool WHOLE_BLOCKS = LENGTH % BLOCK == 0; // else pieces may begin behind the last position
+
 // Bytes from row to row of a piece: rows are apart so that banks differ, or are whole lines of permuted codes.
 constexpr int pitch_of(int bytes) { return ELEMENT_BYTES == 1 && bytes % 128 == 0 ? bytes : bytes + 16; }
 constexpr int K_PITCH = pitch_of(QK_WIDTH * ELEMENT_BYTES), V_PITCH = pitch_of(V_WIDTH * ELEMENT_BYTES);
