@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import npu_compiler
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
 from tests.cuda.test_grouped_matvec import Case
+from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
 from tests.support.ir_builder import IRBuilder
 
 BFLOAT = torch.bfloat16
@@ -44,23 +46,51 @@ def test_weights_of_a_norm_are_on_their_way(case: Case, entry: str, count: int) 
     assert len(asked_for(text)) == count
 
 
-def test_what_the_launch_ahead_writes_is_not_asked_for() -> None:
+SIZE, GROUP, OPTIONS = 512, 64, (4, 512, 64, 1, 8)
+
+
+def two_layers() -> ExecutionPlan:
     """A row that the first product makes is normed ahead of the second, and added behind it."""
     builder = IRBuilder()
-    size = 1024
-    x = builder.input("x", (1, size), BFLOAT)
+    x = builder.input("x", (1, SIZE), BFLOAT)
     for number in range(2):
-        codes = builder.weight(f"codes{number}", (size, size // 2), torch.uint8)
-        scales = builder.weight(f"scales{number}", (size, size // 64), BFLOAT)
-        options = (4, size, 64, 1, 8, BFLOAT)
-        weight = builder.call("npu_codes.dequantize.default", codes, scales, None, None, None, *options)
-        normed = builder.call(
-            "aten.rms_norm.default", x, [size], builder.weight(f"norm{number}", (size,), BFLOAT), 1e-6
-        )
-        bias = (builder.weight("bias", (size,), BFLOAT),) if number == 0 else ()
+        codes = builder.weight(f"codes{number}", (SIZE, SIZE // 2), torch.uint8)
+        scales = builder.weight(f"scales{number}", (SIZE, SIZE // GROUP), BFLOAT)
+        weight = builder.call("npu_codes.dequantize.default", codes, scales, None, None, None, *OPTIONS, BFLOAT)
+        norm = builder.weight(f"norm{number}", (SIZE,), BFLOAT)
+        normed = builder.call("aten.rms_norm.default", x, [SIZE], norm, 1e-6)
+        bias = (builder.weight("bias", (SIZE,), BFLOAT),) if number == 0 else ()
         made = builder.call("aten.linear.default", normed, weight, *bias)
         x = made if number == 0 else builder.call("aten.add.Tensor", x, made)
-    first, second = texts_of(npu_compiler.compile(builder.build(x), "cuda", "bfloat16").main)
+    return npu_compiler.compile(builder.build(x), "cuda", "bfloat16").main.resolved(lambda choice, kernels: 0)
+
+
+def test_what_the_launch_ahead_writes_is_not_asked_for() -> None:
+    first, second = texts_of(two_layers())
     assert "#define COLUMNS_SETTLED 1\n" in first
     assert "#define COLUMNS_SETTLED 0\n" in second
     assert (len(asked_for(first)), len(asked_for(second))) == (2, 1)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+def test_both_layers_equal_torch(tmp_path: Path) -> None:
+    plan, random = two_layers(), torch.Generator().manual_seed(3)
+    given = {"x": torch.randn(1, SIZE, generator=random), "bias": torch.randn(SIZE, generator=random)}
+    for number in range(2):
+        scales = (torch.rand(SIZE, SIZE // GROUP, generator=random) + 0.5) / 128
+        given |= {f"scales{number}": scales, f"norm{number}": torch.rand(SIZE, generator=random) + 0.5}
+    given = {name: tensor.to(BFLOAT) for name, tensor in given.items()}
+    codes = {
+        f"codes{number}": torch.randint(0, 256, (SIZE, SIZE // 2), generator=random, dtype=torch.uint8)
+        for number in range(2)
+    }
+    named = {name if name == "x" else f"p_{name}": tensor for name, tensor in (given | codes).items()}
+    tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
+    found = torch.from_numpy(run_plan_on_host(plan, tensors, tmp_path)[plan.outputs[0].name].copy()).view(BFLOAT)
+    x, numbers = given["x"].double(), {name: tensor.double() for name, tensor in given.items()}
+    for number in range(2):
+        parts = codes[f"codes{number}"], numbers[f"scales{number}"], None, None, None
+        weight = torch.ops.npu_codes.dequantize(*parts, *OPTIONS, torch.float64)
+        normed = torch.nn.functional.rms_norm(x, (SIZE,), numbers[f"norm{number}"], 1e-6)
+        x = x + normed @ weight.T if number else normed @ weight.T + numbers["bias"]
+    assert float((found.double() - x[0]).norm() / x.norm()) < 2.0**-7
