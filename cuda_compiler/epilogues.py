@@ -89,7 +89,7 @@ def epilogue(
             one.
     """
     storage = CUDA.storage[group.output.dtype.name]
-    exprs = [group.expr, *(each.group.expr for each in found.followers)]
+    exprs = _exprs(group, found)
     loads = packed_loads(found.operands, exprs, size, indexed=True, checked=group.is_elementwise)
     sides = _sides(exprs, found, loads, size) if values else []
     operands = _with_sides(with_packs(found.operands, loads, "fetched."), sides)
@@ -139,6 +139,11 @@ def epilogue(
         "}",
     ]
     return "\n".join(lines)
+
+
+def _exprs(group: Group, found: Positions) -> list[Expr]:
+    """All that an epilogue computes."""
+    return [group.expr, *(each.group.expr for each in found.followers)]
 
 
 def _is_by_column(load: Load, found: Positions) -> bool:
@@ -233,8 +238,7 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
 
 def columns_are_settled(group: Group, found: Positions, lowering: Lowering) -> bool:
     """Whether what ``fetch_by_column`` reads is there before the launch ahead has finished."""
-    exprs = [group.expr, *(each.group.expr for each in found.followers)]
-    known = (load for load in loads_in(exprs) if load in found.operands.walks)
+    known = (load for load in loads_in(_exprs(group, found)) if load in found.operands.walks)
     return are_settled((load for load in known if _is_by_column(load, found)), lowering)
 
 

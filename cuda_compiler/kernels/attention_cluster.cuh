@@ -104,7 +104,7 @@ struct Pair {
         float whole = whole_sum(sum, top, group * SHARED + index / V_WIDTH / OWN_ROWS, SINK_ARGUMENT p);
         float factor = whole == 0.0f ? 0.0f : quotient(1.0f, whole);
         store_pair(
-            OWN_ROWS, index / V_WIDTH, index % V_WIDTH, left * factor, right * factor, batch, group, out,
+            OWN_ROWS, index / V_WIDTH, index % V_WIDTH, {left * factor, right * factor}, batch, group, out,
             EPILOGUE_ARGUMENTS p);
     }
 };

@@ -9,7 +9,6 @@
 // Words of four codes that a lane has of a row, and how many of them are neighbours.
 constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
-constexpr uint ZERO_CODES = equal_codes(ABOVE, 0);
 static_assert(HEAD_SIZE % 32 == 0 && VALUE_SIZE % 32 == 0, "a lane has whole words of each row");
 
 // A lane's part of a piece: of keys, rows l / 4 and l / 4 + 8; of values, rows 2 * (l % 4) and the next, and those 8
@@ -67,6 +66,15 @@ __device__ __forceinline__ int coded_query_place(int column)
     return column / 4 * 4 + column % 2 * 2 + column % 4 / 2;
 }
 
+// Adds what rows of codes that are all zero make, where these are taken as they are.
+__device__ __forceinline__ void multiply_zeros(float (&sum)[4], uint b0, uint b1)
+{
+    if (AS_THEY_ARE) {
+        constexpr uint zeros = equal_codes(ABOVE, 0), all[4] = {zeros, zeros, zeros, zeros};
+        TensorCores<tile_t>::multiply(sum, all, b0, b1);
+    }
+}
+
 // The queries, and less what they make of a key whose codes are all zero.
 struct CodedQueries {
     Queries query;
@@ -74,7 +82,6 @@ struct CodedQueries {
 
     __device__ __forceinline__ void load(const tile_t* queries)
     {
-        constexpr uint zeros[4] = {ZERO_CODES, ZERO_CODES, ZERO_CODES, ZERO_CODES};
         int lane = int(threadIdx.x) % 32;
         #pragma unroll
         for (int set = 0; set < SETS; ++set) {
@@ -86,12 +93,12 @@ struct CodedQueries {
                 Words<4> pairs = *reinterpret_cast<const Words<4>*>(source);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    query[set][word + i / 2][i % 2] = AS_THEY_ARE ? Numbers::mul(pairs.at[i], pair_of(RAISED)) : pairs.at[i];
+                    uint raised = AS_THEY_ARE ? Numbers::mul(pairs.at[i], pair_of(RAISED)) : pairs.at[i];
+                    query[set][word + i / 2][i % 2] = raised;
                 }
                 #pragma unroll
-                for (int i = 0; AS_THEY_ARE && i < 2; ++i) {
-                    const uint(&numbers)[2] = query[set][word + i];
-                    TensorCores<tile_t>::multiply(found[i], zeros, numbers[0], numbers[1]);
+                for (int i = 0; i < 2; ++i) {
+                    multiply_zeros(found[i], query[set][word + i][0], query[set][word + i][1]);
                 }
             }
             #pragma unroll
@@ -137,7 +144,6 @@ __device__ __forceinline__ void multiply_coded_keys(Scores& score, const CodedQu
 // result += values * weight. A lane's results i are those of the elements 2 * i and 2 * i + 1 of its run of each row.
 __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weight, const Values& values)
 {
-    constexpr uint zeros[4] = {ZERO_CODES, ZERO_CODES, ZERO_CODES, ZERO_CODES};
     uint part[SETS][2];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -147,9 +153,7 @@ __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weigh
             float left = weight[set][half_piece * 2] * scale, right = weight[set][half_piece * 2 + 1] * scale;
             part[set][half_piece] = transposed(pack_pair(left, right));
         }
-        if (AS_THEY_ARE) {
-            TensorCores<tile_t>::multiply(rows.result[set][VALUE_TILES], zeros, part[set][0], part[set][1]);
-        }
+        multiply_zeros(rows.result[set][VALUE_TILES], part[set][0], part[set][1]);
     }
     #pragma unroll
     for (int word = 0; word < VALUE_WORDS; ++word) {

@@ -49,8 +49,9 @@ struct FreshCodes : FreshRows<unsigned char> {
                     return value_value(batch, group, number, column, OPERAND_ARGUMENTS p);
                 });
             } else {
-                found = round_row<HEAD_SIZE>(
-                    row[number], [&](int column) { return key_value(batch, group, number, column, OPERAND_ARGUMENTS p); });
+                found = round_row<HEAD_SIZE>(row[number], [&](int column) {
+                    return key_value(batch, group, number, column, OPERAND_ARGUMENTS p);
+                });
             }
             if (threadIdx.x % 32 == 0) {
                 scale[is_value][number] = found;

@@ -14,14 +14,14 @@ constexpr int tile_bytes(int rows, int width) { return rows * (width / 8 % 8 == 
 
 // Stores two neighbouring results of a row, of so many that each query head has.
 __device__ __forceinline__ void store_pair(
-    int rows, int row, int column, float left, float right, int batch, int group, OUT_T* out,
+    int rows, int row, int column, const float (&pair)[2], int batch, int group, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
     if (row >= rows * SHARED || column >= VALUE_SIZE) {
         return;
     }
     int head = (batch * GROUPS + group) * SHARED + row / rows;
-    float values[2] = {left, right};
+    float values[2] = {pair[0], pair[1]};
 #if STORE_SIZE == 2
     finish(values, head, row % rows, column, out, EPILOGUE_ARGUMENTS p);
 #else

@@ -37,7 +37,8 @@ __device__ __forceinline__ void emit_pair(
     int head = group * SHARED + min(row + place, p.rows * SHARED - 1) / p.rows;
     sum = whole_sum(sum, top, head, SINK_ARGUMENT p);
     float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-    store_pair(p.rows, row + place, column, left * factor, right * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
+    store_pair(
+        p.rows, row + place, column, {left * factor, right * factor}, batch, group, out, EPILOGUE_ARGUMENTS p);
 }
 
 #if SPLITS > 1
@@ -79,7 +80,7 @@ __device__ __forceinline__ void add_parts(
             right += weight * part.y;
         }
         int column = index % (V_WIDTH / 2) * 2;
-        store_pair(p.rows, row + place, column, left, right, batch, group, out, EPILOGUE_ARGUMENTS p);
+        store_pair(p.rows, row + place, column, {left, right}, batch, group, out, EPILOGUE_ARGUMENTS p);
     }
 }
 #endif

@@ -10,8 +10,8 @@ constexpr bool WHOLE_BLOCKS = LENGTH % BLOCK == 0; // else pieces may begin behi
 constexpr int pitch_of(int bytes) { return ELEMENT_BYTES == 1 && bytes % 128 == 0 ? bytes : bytes + 16; }
 constexpr int K_PITCH = pitch_of(QK_WIDTH * ELEMENT_BYTES), V_PITCH = pitch_of(V_WIDTH * ELEMENT_BYTES);
 
-// What bytes of a row of a piece are permuted by, in steps of 32: eight lanes find four chunks of two neighbouring rows,
-// or two of four rows that are two apart, in different banks.
+// What bytes of a row of a piece are permuted by, in steps of 32: eight lanes find four chunks of two neighbours, or two
+// of four rows that are two apart, in different banks.
 template <int PITCH>
 __device__ __forceinline__ int permutation_of(int row)
 {

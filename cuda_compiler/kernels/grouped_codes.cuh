@@ -155,34 +155,10 @@ __device__ __forceinline__ void bytes_as_numbers(uint (&pairs)[4], uint first, u
     }
 }
 
-// Codes of a byte are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal
-// ones without a gap; times 2^127 they are numbers of this unit, in half of the instructions.
-constexpr bool SUBNORMAL = BITS == 8 && CODE_KIND != CODES_FLOAT && Numbers::MANTISSA == 7;
-constexpr float NUMBER_UNIT = SUBNORMAL ? 0.015625f : 1.0f;
-
-// What is added to numbers in units, or subtracted from others.
-__device__ __forceinline__ uint offset_pair(float zero)
-{
-    return SUBNORMAL ? pair_of((zero + (CODE_KIND == CODES_SIGNED ? 128.0f : 0.0f)) * -NUMBER_UNIT) : zero_pair(zero);
-}
-
-// As `bytes_as_numbers`, in units.
-__device__ __forceinline__ void bytes_in_units(uint (&pairs)[4], uint first, uint second, uint offset)
-{
-    if (!SUBNORMAL) {
-        bytes_as_numbers(pairs, first, second, offset);
-        return;
-    }
-    #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-        uint word = (pair < 2 ? first : second) ^ (CODE_KIND == CODES_SIGNED ? 0x80808080u : 0u);
-        pairs[pair] = Numbers::fma(__byte_perm(word, 0, pair % 2 ? 0x4341 : 0x4240), 0x7f007f00u, offset);
-    }
-}
-
-// Where codes are operands of tensor cores AS_THEY_ARE, signed bytes are ABOVE what they stand for; of four bits those of
-// the upper halves of bytes, the odd pairs of an octet, are 16 times as large. What they are multiplied by is RAISED, so
-// that products do not vanish, and odd pairs of it are less; so it must be below 2^80. The products are in units of
+// Codes are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal ones
+// without a gap. Tensor cores may take them AS_THEY_ARE: signed bytes are ABOVE what they stand for; of four bits those
+// of the upper halves of bytes, the odd pairs of an octet, are 16 times as large. What they are multiplied by is RAISED,
+// so that products do not vanish, and odd pairs of it are less; so it must be below 2^80. Products are in units of
 // CODE_UNIT.
 constexpr bool AS_THEY_ARE =
     Numbers::MANTISSA == 7 && CODE_KIND != CODES_FLOAT && !CODEBOOK && (BITS == 8 || BITS == 4);
@@ -207,7 +183,31 @@ __device__ __forceinline__ void bytes_as_operand(uint (&pairs)[4], uint first, u
     }
 }
 
-// The same of an octet of four bits in a word.
+// Or bytes that are such SUBNORMAL numbers become those of this unit, by one instruction more: times 2^127.
+constexpr bool SUBNORMAL = AS_THEY_ARE && BITS == 8;
+constexpr float NUMBER_UNIT = SUBNORMAL ? 0.015625f : 1.0f;
+
+// What is added to numbers in units, or subtracted from others.
+__device__ __forceinline__ uint offset_pair(float zero)
+{
+    return SUBNORMAL ? pair_of((zero + float(ABOVE)) * -NUMBER_UNIT) : zero_pair(zero);
+}
+
+// As `bytes_as_numbers`, in units.
+__device__ __forceinline__ void bytes_in_units(uint (&pairs)[4], uint first, uint second, uint offset)
+{
+    if (!SUBNORMAL) {
+        bytes_as_numbers(pairs, first, second, offset);
+        return;
+    }
+    bytes_as_operand(pairs, first, second);
+    #pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        pairs[pair] = Numbers::fma(pairs[pair], 0x7f007f00u, offset);
+    }
+}
+
+// The operand that an octet of four bits in a word is.
 __device__ __forceinline__ void octet_as_operand(uint (&pairs)[4], uint octet)
 {
     #pragma unroll

@@ -223,7 +223,7 @@ struct Codes {
         if (SUBNORMAL) {
             #pragma unroll
             for (int octet = 0; octet < 4; ++octet) {
-                uint spread = __byte_perm(code[octet], 0, 0x4140) ^ (CODE_KIND == CODES_SIGNED ? 0x00800080u : 0u);
+                uint spread = __byte_perm(code[octet], 0, 0x4140) ^ equal_codes(ABOVE, 0);
                 number[octet] = Numbers::fma(spread, 0x7f007f00u, offset);
             }
         } else if (BITS == 8) { // pairs are of bytes 0 and 2, 1 and 3

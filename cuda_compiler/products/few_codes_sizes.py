@@ -48,6 +48,11 @@ class Work(CodedTiles):
     is_computed: bool
 
     @property
+    def columns(self) -> int:
+        """Of the operand that vectors are, in groups of eight."""
+        return ceil_div(self.rows, 8) * 8
+
+    @property
     def stage_bytes(self) -> int:
         """Of a step's codes and what belongs to them; as in few_codes_ring.cuh."""
         codes = self.step * BUNDLE * self.unit
@@ -113,10 +118,10 @@ class FewCodes:
 
     def shared_bytes(self, work: Work, values: int) -> int:
         """Dynamic shared memory of a block whose threads store so many values at a time; as in few_codes.cuh."""
-        parts = 2 * 4 * self.warps * 8 * ceil_div(work.rows, 8) * (TILE + 4)
+        parts = 2 * 4 * self.warps * work.columns * (TILE + 4)
         share = ceil_div(TILE // values * work.rows, self.cluster)
         gathered = 2 * 4 * self.teams * self.cluster * share * values if self.cluster > 1 else 0
-        sums = BUNDLE * self.bundles(work) * 4 * 8 * ceil_div(work.rows, 8) if work.bits == 4 and self.teams > 1 else 0
+        sums = 4 * BUNDLE * self.bundles(work) * work.columns if work.bits == 4 and self.teams > 1 else 0
         return self.ring_bytes(work) + self.vector_bytes(work) + parts + gathered + sums
 
 

@@ -167,6 +167,7 @@ def test_pages_whose_places_take_more_than_15_bits_are_gathered(kind: str) -> No
         ("fp8", Sizes(1, 3, page=64, size=96, groups=3, shared=1, pages=4), [191], False, "sm_80"),
         ("int8", Sizes(2, 2, page=64, size=32, groups=2, shared=9, pages=3), [15, 16], False, "sm_80"),
         ("int8", Sizes(3, 4, page=64, size=64, groups=2, shared=3, pages=14), [100, -1, 37], True, "sm_90"),
+        ("int8", Sizes(2, 3, page=64, size=128, groups=1, shared=2, pages=7), [15, 130], False, "sm_90"),
         ("16", Sizes(2, 9, page=64, size=64, groups=1, shared=3, pages=19), [573, 129], False, "sm_90"),
     ],
     ids=str,
