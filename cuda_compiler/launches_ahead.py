@@ -11,7 +11,7 @@ from npu_compiler.artifact.plan import KernelCall, options_of
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["Ahead", "launches_ahead", "paced_blocks", "spread_bytes"]
+__all__ = ["Ahead", "alone_bytes", "launches_ahead", "paced_blocks", "spread_bytes"]
 
 _LATEST = 5  # launches that are looked at: a layer of a decoder
 _RUNNING = 2  # of these, that mostly still run, or wait, when one begins early
@@ -54,6 +54,17 @@ def paced_blocks(ahead: Sequence[Ahead], blocks: int, shared_bytes: int, device:
     room = device.core_shared_bytes - shared_bytes - _KEPT_BYTES
     taken = sum(each.blocks for each in ahead[-_RUNNING:] if each.needs > room)
     return min(blocks, max(0, device.cores - taken))
+
+
+def alone_bytes(blocks: int, shared_bytes: int, device: DeviceModel) -> int:
+    """Shared memory for a block so that no two of a launch are on one multiprocessor, where each can have its own.
+
+    Args:
+        blocks: All.
+        shared_bytes: What a block needs.
+        device: The device.
+    """
+    return max(shared_bytes, device.core_shared_bytes // 2) if blocks <= device.cores else shared_bytes
 
 
 def spread_bytes(ahead: Sequence[Ahead], shared_bytes: int, device: DeviceModel) -> int:

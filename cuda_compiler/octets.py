@@ -7,15 +7,17 @@ before it is multiplied.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Self
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import each_element, packed_loads, with_packs
-from cuda_compiler.rows import ask_ahead
+from cuda_compiler.rows import ask_ahead, unpacked_row
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.lowering.anchors import pointer_macros, pointer_parameters
 from npu_compiler.lowering.dialect import LeafNames, Printer
 from npu_compiler.lowering.loops import flops_of, row_operands
+from npu_compiler.lowering.positions import AXES
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Prologue
@@ -28,13 +30,13 @@ _PREFIX = "v"  # of the names of what is read, beside what the epilogue reads
 
 
 def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prologue | None:
-    """Device functions of a row that is such a product; None where it is something else.
+    """Device functions of rows that are such products; None where they are something else.
 
-    ``row_octet`` computes eight elements without their row's factor, and returns their part of the sum of which
+    ``row_octet`` computes eight elements of a row without its factor, and returns their part of the sum of which
     ``row_factor`` makes the factor. The macro ``FACTOR`` is 0 where there is none.
 
     Args:
-        operand: One row.
+        operand: The rows.
         lowering: Where the trace's tensors are.
         blocks: Blocks that compute it.
     """
@@ -42,15 +44,18 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
     found = _Parts.of(group.expr, group.shape[-1])
     if found is None or group.shape[-1] % _SIZE or any(isinstance(node, Checked) for node in walk(group.expr)):
         return None
-    operands = row_operands(group, lowering.tensors, (*("0" for _ in group.shape[:-1]), "c"), _PREFIX)
+    rows = prod(group.shape[:-1])
+    positions = ("0" for _ in group.shape[:-1]) if rows == 1 else AXES[1:]
+    operands = row_operands(group, lowering.tensors, (*positions, "c"), _PREFIX)
     loads = packed_loads(operands, [group.expr], _SIZE)
     inner = Printer(CUDA, with_packs(operands, loads).names, " " * 8)
     added = None if found.sum is None else inner.value(found.sum.args[0])
     value = inner.value(found.element)
     parameters = f"{pointer_parameters(operands, CUDA)}const Params& p)"
     lines = [
-        f"{CUDA.inline} float row_octet(int c, float (&value)[{_SIZE}], {parameters}",
+        f"{CUDA.inline} float row_octet(int row, int c, float (&value)[{_SIZE}], {parameters}",
         "{",
+        *(() if rows == 1 else unpacked_row(operands)),
         *(f"    const Pack<{load.storage}, {_SIZE}> x{number} = {load.source};" for number, load in enumerate(loads)),
         "    float part = 0.0f;",
         *each_element("c", _SIZE, "    "),
@@ -70,7 +75,7 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
         (operands,),
         macros={"FACTOR": int(found.sum is not None), **pointer_macros("VECTOR", operands, CUDA)},
         text="\n".join(lines),
-        flops=blocks * flops_of([operand.expr], group.shape[-1]),
+        flops=blocks * rows * flops_of([operand.expr], group.shape[-1]),
     )
 
 

@@ -27,7 +27,7 @@ from npu_compiler.records import changed
 from npu_compiler.tensor.coded import encoded_number, size_of
 from npu_compiler.tensor.expr import Call, Expr, has_reduce, reductions
 
-__all__ = ["ROW_KERNEL", "SCALED_ROWS", "ask_ahead", "lower_map", "lower_rows", "vector_prologue"]
+__all__ = ["ROW_KERNEL", "SCALED_ROWS", "ask_ahead", "lower_map", "lower_rows", "unpacked_row", "vector_prologue"]
 
 ROW_KERNEL = KernelTemplate(
     "rows",
@@ -90,7 +90,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     shape = _shape(group, operands, rows)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
-    found = Positions(packed, _unpacked_row(operands), {"rows": rows}, "c")
+    found = Positions(packed, unpacked_row(operands), {"rows": rows}, "c")
     fused = Epilogue(group, found, _compute_row(group, found, loads, shape), map_macros(group, operands))
     macros: dict[str, object] = {"ROW_THREADS": shape.threads, "BLOCK_THREADS": shape.block}
     inputs = {}
@@ -124,7 +124,7 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
     row_threads = threads if rows == 1 else 32
     positions = (*("0" for _ in group.shape[:-1]), "c") if rows == 1 else (*AXES[1:], "c")
     operands = row_operands(group, lowering.tensors, positions, _PREFIX)
-    statements = () if rows == 1 else _unpacked_row(operands)
+    statements = () if rows == 1 else unpacked_row(operands)
     shape = _block_shape(group, operands, row_threads)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
@@ -156,7 +156,7 @@ def ask_ahead(loads: Sequence[PackedLoad], operands: Operands, lowering: Lowerin
     ]
 
 
-def _unpacked_row(operands: Operands) -> tuple[str, ...]:
+def unpacked_row(operands: Operands) -> tuple[str, ...]:
     """Statements by which the number of a row becomes its position."""
     sizes = operands.sizes[:-1]
     return tuple(unpack("row", inner_axes(len(sizes)), sizes))

@@ -66,18 +66,22 @@ __device__ __forceinline__ void fill_stages(
     }
 }
 
-// A bundle's codes of 16 rows, of the step's first or second bundle: of each row a lane has every fourth word.
-struct BundleCodes {
-    uint word[PAIRS_OF_CHUNKS][4];
+// Where a lane loads a step's codes of 16 rows from: of each row every fourth word.
+struct PlaceOfCodes {
+    uint first;
+    int place;
 
-    __device__ __forceinline__ BundleCodes(const unsigned char* stage, int second)
+    __device__ __forceinline__ explicit PlaceOfCodes(const unsigned char* stage)
     {
-        int lane = int(threadIdx.x) % 32, row = lane % 16, place = place_in_row(lane / 16 * 16, row);
-        uint first = shared_address(stage + row * STEP_BYTES);
-        #pragma unroll
-        for (int pair = 0; pair < PAIRS_OF_CHUNKS; ++pair) {
-            int byte = second * BUNDLE_BYTES + pair * 32;
-            load_matrices(word[pair], first + byte / 128 * 128 + (place ^ byte % 128));
-        }
+        int lane = int(threadIdx.x) % 32, row = lane % 16;
+        place = place_in_row(lane / 16 * 16, row);
+        first = shared_address(stage + row * STEP_BYTES);
+    }
+
+    // A pair of chunks of the step's first or second bundle.
+    __device__ __forceinline__ void load(uint (&word)[4], int second, int pair) const
+    {
+        int byte = second * BUNDLE_BYTES + pair * 32;
+        load_matrices(word, first + byte / 128 * 128 + (place ^ byte % 128));
     }
 };

@@ -8,38 +8,44 @@ constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHAR
 constexpr int ITEMS_EACH = (ITEMS + TEAM - 1) / TEAM, SHARE_EACH = (SHARE + TEAM - 1) / TEAM;
 constexpr int GATHERED = CLUSTER > 1 ? TEAMS * CLUSTER * SHARE * VALUES : 0; // floats that blocks send to one of them
 constexpr int PARTS_AT = SUMS_AT + SUMS * 4, GATHERED_AT = PARTS_AT + 2 * PART * 4;
-constexpr int CHAINS = 2; // of products that do not wait for each other
+constexpr int CHAINS = BY_UNIT && BLOCK_WARPS >= 16 ? 1 : 2; // of products that wait for each other, as few warps have
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
-// Adds the products of a unit, times the scales of two rows, to their sums. `inputs` are the sums of the vectors' own
-// numbers.
+// Adds the products of a bundle's unit, times the scales of two rows, to their sums. `inputs` are the sums of the
+// vectors' own numbers.
 __device__ __forceinline__ void add_unit(
-    Sums& sum, const Sums (&own)[CHAINS], const Sums& inputs, const Scales (&scales)[2])
+    Sums& sum, const Sums (&own)[CHAINS], const Sums& inputs, const Scales (&scales)[2], int unit)
 {
     #pragma unroll
     for (int index = 0; index < GROUPS_OF_COLUMNS * 4; ++index) {
         int group = index / 4, u = index % 4;
         const Scales& of = scales[u / 2];
-        float found = own[0][group][u] + own[1][group][u];
-        if (LATE_ZERO) {
-            found -= (of.zero + (ARE_RAISED ? 0.0f : 16.0f)) * inputs[group][u % 2];
+        float found = own[0][group][u];
+        if (CHAINS == 2) {
+            found += own[CHAINS - 1][group][u];
         }
-        sum[group][u] += ONE_GROUP ? found : of.scale / PRODUCT_UNIT * found;
+        if (LATE_ZERO) {
+            found -= (ARE_RAISED ? of.zero(unit) : of.zero(unit) + 16.0f) * inputs[group][u % 2];
+        }
+        sum[group][u] += ONE_GROUP ? found : of.scale(unit) * found;
     }
 }
 
-// Adds the products of a bundle, the first or the second of a step.
+// Adds the products of a bundle, the first or the second of a step. A pair of chunks is loaded while the one before is
+// multiplied.
 __device__ __forceinline__ void multiply_bundle(
-    Sums (&sum)[CHAINS], const unsigned char* stage, const Vectors& vectors, const Codebook& codebook, int tile, int at,
-    int second, const Params& p)
+    Sums (&sum)[CHAINS], const unsigned char* stage, const Vectors& vectors, const Codebook& codebook, int at, int second,
+    const Params& p)
 {
+    constexpr int PAIR_OCTETS = BITS == 4 ? 2 : 1;
     int row = int(threadIdx.x) % 32 / 4, first = at * 4 - vectors.first / UNIT; // unit of the bundle
-    const BundleCodes codes(stage, second);
+    const PlaceOfCodes place(stage);
+    uint codes[4], next[4];
+    place.load(next, second, 0);
+    const Scales scales[2] = {Scales(stage, row, at, second, p), Scales(stage, row + 8, at, second, p)};
     #pragma unroll
     for (int unit = 0; unit < 4; ++unit) {
-        const Scales scales[2] = {
-            Scales(stage, tile, row, at, second, unit, p), Scales(stage, tile, row + 8, at, second, unit, p)};
-        uint offset[2] = {offset_pair(scales[0].zero), offset_pair(scales[1].zero)};
+        uint offset[2] = {offset_pair(scales[0].zero(unit)), offset_pair(scales[1].zero(unit))};
         Sums own[CHAINS] = {}, inputs = {};
         #pragma unroll
         for (int group = 0; AHEAD && group < GROUPS_OF_COLUMNS; ++group) {
@@ -49,12 +55,19 @@ __device__ __forceinline__ void multiply_bundle(
         }
         #pragma unroll
         for (int octet = unit * OCTETS; octet < (unit + 1) * OCTETS; ++octet) {
+            if (octet % PAIR_OCTETS == 0) {
+                #pragma unroll
+                for (int word = 0; word < 4; ++word) {
+                    codes[word] = next[word];
+                }
+                if (octet / PAIR_OCTETS + 1 < PAIRS_OF_CHUNKS) {
+                    place.load(next, second, octet / PAIR_OCTETS + 1);
+                }
+            }
             uint number[2][4];
             #pragma unroll
             for (int side = 0; side < 2; ++side) {
-                const uint word[2] = {
-                    BITS == 4 ? codes.word[octet / 2][octet % 2 * 2 + side] : codes.word[octet % PAIRS_OF_CHUNKS][side],
-                    codes.word[octet % PAIRS_OF_CHUNKS][2 + side]};
+                const uint word[2] = {codes[BITS == 4 ? octet % 2 * 2 + side : side], codes[2 + side]};
                 make_numbers(number[side], word, offset[side], codebook);
             }
             #pragma unroll
@@ -64,7 +77,7 @@ __device__ __forceinline__ void multiply_bundle(
                 #pragma unroll
                 for (int part = 0; part < 4; part += 2) {
                     const uint a[4] = {number[0][part], number[1][part], number[0][part + 1], number[1][part + 1]};
-                    Sums& chain = BY_UNIT ? own[part / 2] : sum[part / 2];
+                    Sums& chain = BY_UNIT ? own[part / 2 % CHAINS] : sum[part / 2 % CHAINS];
                     TensorCores<vector_t>::multiply(chain[group], a, x[part], x[part + 1]);
                 }
                 if (LATE_ZERO && !AHEAD) {
@@ -73,19 +86,52 @@ __device__ __forceinline__ void multiply_bundle(
             }
         }
         if (BY_UNIT) {
-            add_unit(sum[unit % CHAINS], own, inputs, scales);
+            add_unit(sum[unit % CHAINS], own, inputs, scales, unit);
         }
     }
+}
+
+// Makes `count` elements of each vector ready, by all threads; a barrier is to follow.
+__device__ __forceinline__ void make_vectors(
+    const Vectors& vectors, int count, float (&row_parts)[VECTORS][SPLIT], VECTOR_PARAMETERS const Params& p)
+{
+#if PROLOGUE == 2
+    vectors.stage(count, row_parts, [&](int v, int place, Pack<vector_t, 8>& given) {
+        float value[8], part = row_octet(v, place, value, VECTOR_ARGUMENTS p);
+        #pragma unroll
+        for (int u = 0; u < 8; ++u) {
+            given[u] = vector_t(value[u]);
+        }
+        return part;
+    });
+#else
+#if PROLOGUE
+    for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
+        compute_row(
+            v, int(threadIdx.x) % ROW_THREADS, vectors.staged + v * (VECTOR_ROW - COMMON), VECTOR_ARGUMENTS p);
+    }
+    __syncthreads();
+    const vector_t* rows = vectors.staged;
+    int row_length = VECTOR_ROW;
+#else
+    const vector_t* rows = vector + vectors.first;
+    int row_length = p.vector_row;
+#endif
+    vectors.stage(count, row_parts, [&](int v, int place, Pack<vector_t, 8>& given) {
+        given = load_pack<8>(rows + (long long)v * row_length + place);
+        return 0.0f;
+    });
+#endif
 }
 
 // A tile's sums in this warp's part of k.
 __device__ __forceinline__ void multiply_tile(
     float* part, unsigned char* stages, int& stage, Ring& ring, const Vectors& vectors, const Codebook& codebook,
-    int tile, int further, const Params& p)
+    int further, const Params& p)
 {
     int lane = int(threadIdx.x) % 32;
     Sums sum[CHAINS] = {};
-    float row_scale[2] = {1.0f, 1.0f};
+    float row_scale[2] = {1.0f / PRODUCT_UNIT, 1.0f / PRODUCT_UNIT};
     if (HELD) { // no step takes the place of another
         wait_for_copies<0>();
         __syncwarp();
@@ -97,9 +143,9 @@ __device__ __forceinline__ void multiply_tile(
             wait_for_copies<STAGES - 1>();
             __syncwarp();
         }
-        multiply_bundle(sum, codes, vectors, codebook, tile, bundle, 0, p);
+        multiply_bundle(sum, codes, vectors, codebook, bundle, 0, p);
         if (STEP == 2 && bundle + 1 < ring.last) {
-            multiply_bundle(sum, codes, vectors, codebook, tile, bundle + 1, 1, p);
+            multiply_bundle(sum, codes, vectors, codebook, bundle + 1, 1, p);
         }
         if (ONE_GROUP && bundle + STEP >= ring.last) {
             const scale_t* found = reinterpret_cast<const scale_t*>(codes + SCALES_AT) + lane / 4;
@@ -116,7 +162,8 @@ __device__ __forceinline__ void multiply_tile(
     #pragma unroll
     for (int index = 0; index < GROUPS_OF_COLUMNS * 4; ++index) {
         int group = index / 4, u = index % 4;
-        own[(group * 8 + u % 2) * PART_ROW + u / 2 * 8] = (sum[0][group][u] + sum[1][group][u]) * row_scale[u / 2];
+        float found = CHAINS == 2 ? sum[0][group][u] + sum[CHAINS - 1][group][u] : sum[0][group][u];
+        own[(group * 8 + u % 2) * PART_ROW + u / 2 * 8] = found * row_scale[u / 2];
     }
 }
 
@@ -149,6 +196,21 @@ __device__ __forceinline__ float sum_of_blocks(const float* gathered)
         sum += gathered[block * SHARE * VALUES];
     }
     return sum;
+}
+
+// What a row's numbers are yet to be multiplied by.
+__device__ __forceinline__ float factor_of(const float (&parts)[SPLIT])
+{
+#if FACTOR
+    float sum = parts[0];
+    #pragma unroll
+    for (int other = 1; other < SPLIT; ++other) {
+        sum += parts[other];
+    }
+    return row_factor(sum);
+#else
+    return 1.0f;
+#endif
 }
 
 // Waits for the other warps that share a tile.
@@ -202,15 +264,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     const Vectors vectors{
         reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), reinterpret_cast<float*>(dynamic_shared + SUMS_AT),
         first * BUNDLE_CODES};
+    __shared__ float row_parts[VECTORS][SPLIT]; // of the sums by which rows have a factor
 #if PROLOGUE
-    for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
-        compute_row(
-            v, int(threadIdx.x) % ROW_THREADS, vectors.staged + v * (VECTOR_ROW - COMMON), VECTOR_ARGUMENTS p);
-    }
-    __syncthreads();
-    vectors.stage(vectors.staged, VECTOR_ROW, COMMON);
+    make_vectors(vectors, COMMON, row_parts, VECTOR_ARGUMENTS p);
 #else
-    vectors.stage(vector + vectors.first, p.vector_row, count * BUNDLE_CODES);
+    make_vectors(vectors, count * BUNDLE_CODES, row_parts, vector, p);
 #endif
     __syncthreads();
     if (AHEAD) {
@@ -245,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
         }
         if (inside) {
             float* part = parts + share * COLUMNS * PART_ROW;
-            multiply_tile(part, stages, stage, ring, vectors, codebook, tile, further, p);
+            multiply_tile(part, stages, stage, ring, vectors, codebook, further, p);
         }
         wait_for_team(team);
         if (CLUSTER > 1) {
@@ -272,6 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
                 #pragma unroll
                 for (int u = 0; u < VALUES; ++u) {
                     value[u] = CLUSTER > 1 ? sum_of_blocks(gathered + own * VALUES + u) : sum_of_warps(parts, item, u);
+                    value[u] *= factor_of(row_parts[item.v]);
                 }
                 store(value, fetched[index], 0, item.v, (tile * TILE + item.first) / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }

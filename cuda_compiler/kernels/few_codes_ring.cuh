@@ -79,24 +79,45 @@ struct Ring : RingOfCodes {
     }
 };
 
-// What the codes of a lane's row are scaled by, and their zero point.
+// What the codes of a lane's row are scaled by in a bundle, and their zero points.
 struct Scales {
-    float scale, zero;
+    static constexpr int GROUPS = ONE_GROUP ? 1 : BUNDLE_GROUPS, BYTES = ZEROS ? GROUPS * ZERO_BITS / 8 : 1;
 
-    // Of a bundle's unit in a row of the stage; `at` is the bundle, and `second` its place in the step.
-    __device__ __forceinline__ Scales(
-        const unsigned char* stage, int tile, int row, int at, int second, int unit, const Params& p)
-        : scale(1.0f), zero(float(ZERO))
+    Pack<scale_t, GROUPS> scales;
+    uint zeros[BYTES];
+
+    // Of a row of the stage; `at` is the bundle, and `second` its place in the step.
+    __device__ __forceinline__ Scales(const unsigned char* stage, int row, int at, int second, const Params& p)
     {
-        int group = ONE_GROUP ? 0 : second * BUNDLE_GROUPS + unit * UNIT / GROUP; // of the step
         if (!ONE_GROUP) {
-            scale = float(reinterpret_cast<const scale_t*>(stage + SCALES_AT + row * SCALE_BYTES)[group]);
+            const unsigned char* own = stage + SCALES_AT + row * SCALE_BYTES;
+            scales = load_pack<GROUPS>(reinterpret_cast<const scale_t*>(own) + second * GROUPS);
         }
-        if (ZEROS) {
-            int first = Ring::zero_at(tile * TILE + row, at - second, p) & 3;
-            const unsigned char* bytes = stage + ZEROS_AT + row * ZERO_BYTES + first;
-            int found = ZERO_BITS == 8 ? int(zero_t(bytes[group])) : bytes[group >> 1] >> (group & 1) * 4 & 15;
-            zero = __int_as_float(found + __float_as_int(WHOLE_FLOATS)) - WHOLE_FLOATS;
+        if (ZEROS) { // eight rows further these begin at the same byte of a word
+            const unsigned char* bytes = stage + ZEROS_AT + row * ZERO_BYTES + second * BYTES;
+            bytes += Ring::zero_at(row % 8, at - second, p) & 3;
+            #pragma unroll
+            for (int byte = 0; byte < BYTES; ++byte) {
+                zeros[byte] = bytes[byte];
+            }
         }
+    }
+
+    __device__ __forceinline__ float scale(int unit) const
+    {
+        return ONE_GROUP ? 1.0f : float(scales[unit * UNIT / GROUP]);
+    }
+
+    __device__ __forceinline__ float zero(int unit) const
+    {
+        if (!ZEROS) {
+            return float(ZERO);
+        }
+        int bit = ONE_GROUP ? 0 : unit * UNIT / GROUP * ZERO_BITS;
+        uint found = zeros[bit / 8], whole = __float_as_uint(WHOLE_FLOATS);
+        found = ZERO_BITS == 8 ? uint(int(zero_t(found)) + int(whole))
+                : bit % 8      ? found >> 4 | whole
+                               : and_or(found, 15u, whole);
+        return __uint_as_float(found) - WHOLE_FLOATS;
     }
 };

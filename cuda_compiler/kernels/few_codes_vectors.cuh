@@ -12,6 +12,7 @@ constexpr bool LATE_ZERO = BITS == 4 && !CODEBOOK, BY_UNIT = !ONE_GROUP || LATE_
 constexpr bool ARE_RAISED = BITS == 4 && AS_THEY_ARE;
 constexpr int SUMS = AHEAD ? STAGED_UNITS * COLUMNS : 0; // of units
 constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, SUMS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2;
+constexpr int SPLIT = BLOCK_WARPS < VECTORS ? 1 : BLOCK_WARPS / VECTORS; // warps that make a vector ready
 static_assert(!PROLOGUE || CLUSTER == 1, "blocks compute whole vectors");
 
 typedef float Sums[GROUPS_OF_COLUMNS][4]; // in the register layout of mma.m16n8k16
@@ -45,30 +46,33 @@ struct Vectors {
     float* sums;
     int first; // of the elements that the block has
 
-    // From memory, or where they have been computed, `count` elements of each. SPLIT warps share a vector.
-    __device__ __forceinline__ void stage(const vector_t* source, int source_row, int count) const
+    // By all threads: `octet` gives eight elements of a vector from a place on, of `count` that the block has, and
+    // returns what they add to a sum of the row. Each warp leaves what its own add.
+    template <typename Octet>
+    __device__ __forceinline__ void stage(int count, float (&row_parts)[VECTORS][SPLIT], Octet octet) const
     {
-        constexpr int SPLIT = BLOCK_WARPS < VECTORS ? 1 : BLOCK_WARPS / VECTORS, STEP_OCTETS = 32 * SPLIT;
-        constexpr int ROUNDS = (ROW_OCTETS + STEP_OCTETS - 1) / STEP_OCTETS;
-        constexpr int AT_ONCE = ROUNDS <= 6 ? ROUNDS : 4; // loads that wait for memory together
         int warp = int(threadIdx.x) / 32, own = warp % SPLIT * 32 + int(threadIdx.x) % 32;
         #pragma unroll 1
         for (int v = warp / SPLIT; v < VECTORS; v += BLOCK_WARPS / SPLIT) {
-            const vector_t* row = source + (long long)v * source_row;
+            float part = 0.0f;
             #pragma unroll 1
             for (int base = own; base / 32 * 32 < ROW_OCTETS; base += AT_ONCE * STEP_OCTETS) {
-                Pack<vector_t, 8> given[AT_ONCE] = {};
+                Pack<vector_t, 8> given[AT_ONCE];
                 #pragma unroll
                 for (int each = 0; each < AT_ONCE; ++each) {
-                    int octet = base + each * STEP_OCTETS;
-                    if (octet * 8 < count) {
-                        given[each] = load_pack<8>(row + octet * 8);
-                    }
+                    int place = (base + each * STEP_OCTETS) * 8;
+                    bool inside = (CLUSTER == 1 && ARE_WHOLE) || place < count;
+                    float added = octet(v, inside ? place : 0, given[each]);
+                    part += inside ? added : 0.0f;
                 }
                 #pragma unroll
                 for (int each = 0; each < AT_ONCE; ++each) {
                     store_octet(given[each], v, base + each * STEP_OCTETS);
                 }
+            }
+            if (FACTOR) {
+                part = warp_sum<32>(part);
+                row_parts[v][warp % SPLIT] = part; // the same by all lanes
             }
         }
     }
@@ -103,16 +107,18 @@ struct Vectors {
     __device__ __forceinline__ void add_up() const
     {
         int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+        #pragma unroll 2
         for (int index = warp; index < STAGED_UNITS * GROUPS_OF_COLUMNS; index += BLOCK_WARPS) {
-            float found[4] = {};
+            float found[2][4] = {}; // of products that do not wait for each other
             #pragma unroll
             for (int octet = 0; octet < OCTETS; ++octet) {
                 uint x[4];
                 load(x, index % GROUPS_OF_COLUMNS, index / GROUPS_OF_COLUMNS * UNIT + octet * 32);
-                add_octet(found, x);
+                add_octet(found[octet % 2], x);
             }
+            float2 sum = make_float2(found[0][0] + found[1][0], found[0][1] + found[1][1]);
             if (lane < 4) { // all rows have the same
-                *reinterpret_cast<float2*>(sums + index * 8 + lane * 2) = make_float2(found[0], found[1]);
+                *reinterpret_cast<float2*>(sums + index * 8 + lane * 2) = sum;
             }
         }
     }
@@ -125,7 +131,10 @@ struct Vectors {
     }
 
 private:
-    static constexpr int ROW_OCTETS = STAGED_UNITS * UNIT / 8;
+    static constexpr int ROW_OCTETS = STAGED_UNITS * UNIT / 8, STEP_OCTETS = 32 * SPLIT;
+    static constexpr int ROUNDS = (ROW_OCTETS + STEP_OCTETS - 1) / STEP_OCTETS;
+    static constexpr int AT_ONCE = ROUNDS <= 6 ? ROUNDS : 4; // loads that wait for memory together
+    static constexpr bool ARE_WHOLE = ROW_OCTETS % (AT_ONCE * STEP_OCTETS) == 0;
 
     __device__ __forceinline__ void store_octet(const Pack<vector_t, 8>& given, int v, int octet) const
     {
@@ -137,7 +146,7 @@ private:
             float factor = is_upper_half(pair) ? RAISED / 16.0f : RAISED;
             ordered[pair] = ARE_RAISED ? Numbers::mul(both, pair_of(factor)) : both;
         }
-        if (octet < ROW_OCTETS) {
+        if (ARE_WHOLE || octet < ROW_OCTETS) {
             store_pack(reinterpret_cast<uint*>(staged + v * VECTOR_ROW + octet * 8), ordered);
         }
     }

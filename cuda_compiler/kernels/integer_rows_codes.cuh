@@ -57,8 +57,17 @@ struct Ring : RingOfCodes {
 };
 
 // A bundle's codes in the order of the operand of products of bytes.
-struct Codes : BundleCodes {
-    using BundleCodes::BundleCodes;
+struct Codes {
+    uint word[PAIRS_OF_CHUNKS][4];
+
+    __device__ __forceinline__ Codes(const unsigned char* stage, int second)
+    {
+        const PlaceOfCodes place(stage);
+        #pragma unroll
+        for (int pair = 0; pair < PAIRS_OF_CHUNKS; ++pair) {
+            place.load(word[pair], second, pair);
+        }
+    }
 
     __device__ __forceinline__ void of_product(uint (&a)[4], int product) const
     {

@@ -8,11 +8,11 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.launches_ahead import launches_ahead, paced_blocks
+from cuda_compiler.launches_ahead import alone_bytes, launches_ahead, paced_blocks
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, group_of, unit_of
 from cuda_compiler.products.few_codes_sizes import Work, few_codes_sizes
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
-from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
+from cuda_compiler.products.vectors import VECTOR_MACROS, octets_of, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
@@ -32,8 +32,8 @@ FEW_CODES = KernelTemplate(
     "few_codes",
     params="int outputs, tiles, vector_row, zero_row",
     macros=(
-        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD PACED COLUMNS_SETTLED "
-        f"{VECTOR_MACROS}"
+        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD PACED FACTOR "
+        f"COLUMNS_SETTLED {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros entries vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
@@ -57,10 +57,11 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
     if work is None or sizes is None:
         return []
     blocks = sizes.clusters(work, device) * sizes.cluster
-    shared_bytes = sizes.shared_bytes(work, store * around.group.pairs)
+    shared_bytes = alone_bytes(blocks, sizes.shared_bytes(work, store * around.group.pairs), device)
     ahead = around.lowering.ask(launches_ahead, codes.tensor.index)
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes, "entries": codes.codebook or codes}
-    vectors = vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
+    octets = octets_of(vector, around.lowering, blocks) if vector.dtype == BFLOAT16 else None  # exponents for any row
+    vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
     launch = EarlyLaunch(
         FEW_CODES,
@@ -87,6 +88,7 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "HELD": int(sizes.holds_all(work, device)),
             "PACED": paced_blocks(ahead, blocks, shared_bytes, device) if sizes.stages > 1 else 0,
             "COLUMNS_SETTLED": int(around.columns_are_settled),
+            "FACTOR": 0,
             **vectors.macros,
         },
         inputs={"matrix": codes.argument, **{name: part.argument for name, part in parts.items()}, **vectors.inputs},
@@ -131,5 +133,7 @@ def _lies_in_rows(found: Product, codes: GroupedCodes, group: int, unit: int) ->
     copied = not group or BUNDLE * unit // group * scale.dtype.size in _COPIED
     if zeros is None or not (in_rows and scaled and copied):
         return in_rows and scaled and copied
+    if not group or BUNDLE * unit // group * codes.zero_bits % 8:  # a bundle's begin with a byte
+        return False
     packed = codes.zero_bits in (4, 8) and zeros.dtype in (INT8, UINT8) and zeros.strides[-2] == 1
-    return bool(group) and packed and not zeros.offset % 4 and found.n * zeros.strides[-1] < 1 << 31
+    return packed and not zeros.offset % 4 and found.n * zeros.strides[-1] < 1 << 31

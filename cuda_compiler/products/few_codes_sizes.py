@@ -21,15 +21,16 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
 
     Attributes:
         least_rows, most_rows: Of the vectors, where this is the quickest kernel.
-        warps: Of a block, at the most.
+        warps: Of a block, at the most, by the bits of a code.
         ring_bytes: Of a block's codes that are on their way, at the most, by the bits of a code.
         shared_bytes: Of a block at the most.
-        cluster: What it costs blocks to put their parts of a tile together, in bytes that a block loads meanwhile.
+        cluster: What it costs a block to put its parts of a tile together with those of each block of its cluster, in
+            bytes that it loads meanwhile.
     """
 
     least_rows: int
     most_rows: int
-    warps: int
+    warps: Mapping[int, int]
     ring_bytes: Mapping[int, int]
     shared_bytes: int
     cluster: int
@@ -138,7 +139,7 @@ def few_codes_sizes(work: Work, values: int, device: DeviceModel) -> FewCodes | 
         return None
 
     def cost(sizes: FewCodes) -> tuple[int, int]:
-        found = sizes.block_bytes(work, device) + (costs.cluster if sizes.cluster > 1 else 0)
+        found = sizes.block_bytes(work, device) + (costs.cluster * sizes.cluster if sizes.cluster > 1 else 0)
         return found, -sizes.stages
 
     best = min(_ways(work, values, device), key=cost, default=None)
@@ -158,14 +159,16 @@ def _held(cluster: int, device: DeviceModel) -> int:
 
 
 def _ways(work: Work, values: int, device: DeviceModel) -> Iterator[FewCodes]:
-    """At least as many warps as vectors, which make these ready."""
+    """At least as many warps as vectors, which make these ready, and as many more as shorten a warp's part of k."""
     costs = FewCodesCosts.of(device)
     for cluster in (1, *([] if work.is_computed else [n for n in cluster_cores(device) if n in (2, 4, 8)])):
         own = ceil_div(work.tiles, _held(cluster, device))  # tiles of a cluster
-        teams = ceil_div(own, ceil_div(own, min(costs.warps, _BARRIERS - 1)))
-        warps_k = ceil_div(work.rows, teams)
-        if cluster > 1 and warps_k > work.bundles // cluster:
+        teams = ceil_div(own, ceil_div(own, _BARRIERS - 1))
+        least, bundles = ceil_div(work.rows, teams), ceil_div(work.bundles, cluster)
+        if cluster > 1 and least > work.bundles // cluster:
             continue
+        most = max(1, costs.warps[work.bits] // teams)
+        warps_k = max(least, ceil_div(bundles, ceil_div(bundles, most)))
         for stages in range(1, FewCodes(teams, warps_k, 1, cluster).steps(work, device) + 1):
             found = FewCodes(teams, warps_k, stages, cluster)
             fits = found.ring_bytes(work) <= costs.ring_bytes[work.bits]

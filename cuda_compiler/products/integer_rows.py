@@ -9,15 +9,14 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.launches_ahead import launches_ahead, paced_blocks, spread_bytes
-from cuda_compiler.octets import octet_prologue
 from cuda_compiler.products.coded_tiles import TILE, group_of, unit_of
 from cuda_compiler.products.integer_rows_sizes import Work, integer_rows_sizes
-from cuda_compiler.products.vectors import VECTOR_MACROS, Vectors, vectors_of
+from cuda_compiler.products.vectors import VECTOR_MACROS, octets_of, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
-from npu_compiler.lowering.problems.product import Matrix, Product
+from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
@@ -55,7 +54,7 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
     blocks, shared_bytes = sizes.blocks(work, device), sizes.shared_bytes(work, device)
     ahead = around.lowering.ask(launches_ahead, codes.tensor.index)
     parts = {"matrix": codes, "scales": codes.scale, "zeros": codes.zeros or codes}
-    octets = _octets(vector, around.lowering, blocks)
+    octets = octets_of(vector, around.lowering, blocks)
     vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     launch = EarlyLaunch(
         INTEGER_ROWS,
@@ -85,7 +84,6 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
             "FACTOR": 0,
             "COLUMNS_SETTLED": int(around.columns_are_settled),
             **vectors.macros,
-            **({"PROLOGUE": 2} if octets else {}),
         },
         inputs={**{name: part.argument for name, part in parts.items()}, **vectors.inputs},
         flops=found.flops,
@@ -111,14 +109,8 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
         group=group,
         scale_bytes=codes.scale.dtype.size,
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
-        computed=found.k if isinstance(vector.operand, Computed) and _octets(vector, lowering, 1) is None else 0,
+        computed=found.k if isinstance(vector.operand, Computed) and octets_of(vector, lowering, 1) is None else 0,
     )
-
-
-def _octets(vector: Matrix, lowering: Lowering, blocks: int) -> Vectors | None:
-    """The vector as what threads compute eight neighbours of by themselves, where the rest of its row allows that."""
-    prologue = octet_prologue(vector.operand, lowering, blocks) if isinstance(vector.operand, Computed) else None
-    return None if prologue is None else Vectors({}, {"vector": prologue})
 
 
 def _suits(found: Product, codes: GroupedCodes, group: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cuda_compiler.octets import octet_prologue
 from cuda_compiler.rows import vector_prologue
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.problems.forms import Computed
@@ -11,7 +12,7 @@ from npu_compiler.lowering.problems.product import Matrix
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Prologue
 
-__all__ = ["VECTOR_MACROS", "Vectors", "vectors_of"]
+__all__ = ["VECTOR_MACROS", "Vectors", "octets_of", "vectors_of"]
 
 VECTOR_MACROS = "vector_t PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
 """What kernels are told of their vectors: by `Vectors.macros`, and by the prologue that computes them."""
@@ -24,15 +25,18 @@ class Vectors:
     Attributes:
         inputs: Where they are read from memory.
         prologues: What computes them in each block else.
+        by_octets: Whether threads compute eight neighbours of them at a time, without their rows' factors.
     """
 
     inputs: dict[str, Argument]
     prologues: dict[str, Prologue]
+    by_octets: bool = False
 
     @property
     def macros(self) -> dict[str, object]:
         """What the kernel's file is told, beside their data type."""
-        return {"PROLOGUE": int(bool(self.prologues)), "VECTOR_PARAMETERS": "const vector_t* vector, "}
+        prologue = 2 if self.by_octets else int(bool(self.prologues))
+        return {"PROLOGUE": prologue, "VECTOR_PARAMETERS": "const vector_t* vector, "}
 
 
 def vectors_of(vector: Matrix, lowering: Lowering, threads: int, blocks: int) -> Vectors:
@@ -40,3 +44,9 @@ def vectors_of(vector: Matrix, lowering: Lowering, threads: int, blocks: int) ->
     if isinstance(vector.operand, Computed):
         return Vectors({}, {"vector": vector_prologue(vector.operand, lowering, threads, blocks)})
     return Vectors({"vector": vector.argument}, {})
+
+
+def octets_of(vector: Matrix, lowering: Lowering, blocks: int) -> Vectors | None:
+    """As what threads of so many blocks compute eight neighbours of; None where their rows do not allow that."""
+    prologue = octet_prologue(vector.operand, lowering, blocks) if isinstance(vector.operand, Computed) else None
+    return None if prologue is None else Vectors({}, {"vector": prologue}, by_octets=True)

@@ -42,8 +42,14 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=4, n=32, k=512, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(1, 4, 1)),
     (Case(m=5, n=4272, k=512, zero=8, behind="bias"), BFLOAT, FewCodes(1, 2, 1)),
     (Case(m=8, n=64, k=768, zero=8, behind="norm ahead"), BFLOAT, FewCodes(4, 1, 3)),
+    (Case(m=8, n=160, k=1536, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(9, 2, 2)),
+    (Case(m=8, n=96, k=1536, bits=8, kind=torch.int8, group=1536, behind="norm ahead"), BFLOAT, FewCodes(8, 2, 1)),
+    (Case(m=5, n=32, k=1280, zeros=True, behind="layer norm ahead"), BFLOAT, FewCodes(2, 3, 2)),
+    (Case(m=6, n=32, k=768, zeros=True, behind="norm ahead"), HALF, FewCodes(2, 3, 1)),
 ]
-"""Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters."""
+"""Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters, blocks
+of few warps and of many, norms whose rows wait for their factors and others.
+"""
 
 
 def force(monkeypatch: pytest.MonkeyPatch, sizes: FewCodes) -> None:
@@ -85,6 +91,26 @@ def test_what_is_no_number_stays_so_in_its_row(number: float, monkeypatch: pytes
     found = torch.from_numpy(run_on_host(plan, launch_of(plan), tensors, tmp_path).copy()).view(BFLOAT).reshape(3, 64)
     assert not found[1].isfinite().any()
     assert found[::2].isfinite().all()
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("size", [1e-10, 1e-4, 1e4, 1e15])
+def test_norms_of_small_and_large_rows(size: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is multiplied are rows without their norm's factor."""
+    case = Case(m=8, n=64, k=1024, zeros=True, behind="norm ahead")
+    force(monkeypatch, FewCodes(4, 2, 2))
+    error, rounding = errors_on_host(case, BFLOAT, size * inputs_of(case, BFLOAT)[0], tmp_path)
+    assert error <= 3.0 * rounding
+
+
+def test_rows_of_few_exponents_are_computed_with_their_factor() -> None:
+    """The elements of a row may be too large for float16 where those of its norm are not."""
+    found = {}
+    for dtype in (BFLOAT, HALF):
+        plan = Case(m=8, n=64, k=1024, zeros=True, behind="norm ahead").program(dtype).main
+        text = plan.kernels[launch_of(plan).kernel].text
+        found[dtype] = "void compute_row(" in text, "float row_octet(" in text
+    assert found == {BFLOAT: (False, True), HALF: (True, False)}
 
 
 @pytest.mark.parametrize("at", range(len(FORCED)))
@@ -129,10 +155,10 @@ def test_others_are_left_to_the_kernel_for_all_codes(case: Case) -> None:
 def test_sizes_give_all_multiprocessors_work() -> None:
     """The sizes that were the quickest where they were timed."""
     gate = Work(17920, 1536, 4, 64, 64, 2, 4, rows=8, is_computed=True)
-    assert few_codes_sizes(gate, 2, H200) == FewCodes(9, 1, 3)
+    assert few_codes_sizes(gate, 2, H200) == FewCodes(9, 2, 2)
     assert few_codes_sizes(replace(gate, bits=8, group=0, zero_bits=0), 2, H200) == FewCodes(9, 1, 4)
     assert few_codes_sizes(replace(gate, outputs=2048), 2, H200) == FewCodes(1, 8, 1)
     down = Work(1536, 8960, 4, 64, 64, 2, 4, rows=8, is_computed=False)
-    assert few_codes_sizes(down, 2, H200) == FewCodes(7, 2, 2, 8)
-    assert few_codes_sizes(replace(down, bits=8, group=0, zero_bits=0), 2, H200) == FewCodes(7, 2, 2, 8)
+    assert few_codes_sizes(down, 2, H200) == FewCodes(4, 3, 3, 4)
+    assert few_codes_sizes(replace(down, bits=8, group=0, zero_bits=0), 2, H200) == FewCodes(4, 3, 2, 4)
     assert few_codes_sizes(replace(down, k=1 << 19), 2, H200) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.devices import DEVICES
-from cuda_compiler.launches_ahead import Ahead, launches_ahead, paced_blocks, spread_bytes
+from cuda_compiler.launches_ahead import Ahead, alone_bytes, launches_ahead, paced_blocks, spread_bytes
 from npu_compiler.artifact.plan import CallChoice, CallOption, KernelCall
 from npu_compiler.lowering.target import Lowering
 
@@ -45,3 +45,10 @@ def test_blocks_are_not_spread_where_that_brings_nothing() -> None:
     for ahead in ((), (GATE,), (fills, GATE, DOWN), (GATE, ATTENTION), (DOWN, GATE), (Ahead(96, 17_600, True), DOWN)):
         assert spread_bytes(ahead, 17_600, H200) == 17_600
     assert spread_bytes((GATE, DOWN), 136_256, H200) == 136_256
+
+
+def test_blocks_that_can_have_a_multiprocessor_each_leave_no_room_for_another_of_theirs() -> None:
+    alone = alone_bytes(128, 53_760, H200)
+    assert alone * 2 <= H200.core_shared_bytes < (alone + 1024) * 2  # the driver keeps 1024 for each
+    assert alone_bytes(128, 131_840, H200) == 131_840
+    assert alone_bytes(H200.cores + 1, 53_760, H200) == 53_760
