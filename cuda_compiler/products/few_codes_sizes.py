@@ -127,7 +127,7 @@ class FewCodes:
 
 
 def few_codes_sizes(work: Work, values: int, device: DeviceModel) -> FewCodes | None:
-    """The sizes of which the busiest block loads the fewest bytes; None where nothing fits, or is quicker.
+    """The sizes of which the busiest block loads the fewest bytes; None where nothing fits, or others are quicker.
 
     Args:
         work: What threads share.
@@ -142,15 +142,7 @@ def few_codes_sizes(work: Work, values: int, device: DeviceModel) -> FewCodes | 
         found = sizes.block_bytes(work, device) + (costs.cluster * sizes.cluster if sizes.cluster > 1 else 0)
         return found, -sizes.stages
 
-    best = min(_ways(work, values, device), key=cost, default=None)
-    if best is None or (_fits_registers(work) and best.cluster == 1 and best.teams * best.turns(work, device) == 1):
-        return None
-    return best
-
-
-def _fits_registers(work: Work) -> bool:
-    """Whether registers hold all of a tile, and its numbers are made without scales, which is as quick there."""
-    return work.bits == 8 and not work.group and not work.is_computed
+    return min(_ways(work, values, device), key=cost, default=None)
 
 
 def _held(cluster: int, device: DeviceModel) -> int:
