@@ -20,6 +20,7 @@ from npu_runtime.backend import BoundPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
+from npu_runtime.workspace import Workspace
 from npu_text.step_check import check_steps
 from npu_text.step_functions import (
     PartitionedFunctions,
@@ -102,6 +103,8 @@ class LanguageModel:
     def beside(self, make: Callable[..., dict[str, Any]], *arguments: Hashable) -> Executor:
         """A function of the project's own that runs beside a step; made ready when it is first asked for.
 
+        Texts in several threads, which share it, wait for each other's turn.
+
         Args:
             make: Gives its IR.
             arguments: For `make`.
@@ -109,7 +112,8 @@ class LanguageModel:
         with self._lock:
             if (make, arguments) not in self._beside:
                 program = compile(make(*arguments), self.device.target, self.spec.dtype)
-                self._beside[make, arguments] = Executor(program, self.device)
+                workspace = Workspace(self.device.backend)
+                self._beside[make, arguments] = Executor(program, self.device, workspace=workspace)
             return self._beside[make, arguments]
 
     def bind_step(
