@@ -10,7 +10,7 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
 from npu_compiler.tensor.expr import Expr, leaves
 
-__all__ = ["EarlyLaunch", "are_settled", "is_settled", "kernel_number"]
+__all__ = ["EarlyLaunch", "are_settled", "is_free", "is_settled", "kernel_number"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,20 @@ def is_settled(buffer: int, lowering: Lowering) -> bool:
     hurrying = lowering.record(_Hurrying).kernels
     for step in reversed(lowering.steps):
         if any(argument.buffer == buffer and argument.writes for argument in step.args):
+            return False
+        if all(any(_waits(call, hurrying) for call in option.calls) for option in options_of(step)):
+            return True
+    return False
+
+
+def is_free(buffer: int, lowering: Lowering) -> bool:
+    """Whether no launch that binds a scratch buffer still runs when the next launch begins, however early.
+
+    It is about buffers that live on: of others, what has their memory before may still be in use.
+    """
+    hurrying = lowering.record(_Hurrying).kernels
+    for step in reversed(lowering.steps):
+        if any(argument.buffer == buffer for argument in step.args):
             return False
         if all(any(_waits(call, hurrying) for call in option.calls) for option in options_of(step)):
             return True

@@ -1,6 +1,7 @@
 // Makes 16-bit numbers of packed codes, for a product whose many tiles would make them again and again. A thread makes
 // OCTETS octets, 256 apart, whose codes and scales it asks for while the launch ahead still runs: these are weights,
-// which nobody writes. Grid: octets in x, in blocks of 256 * OCTETS.
+// which nobody writes. Where their place is free as well, blocks are done EARLY, and one waits for all, so that what is
+// launched next has waited for the launch ahead too. Grid: octets in x, in blocks of 256 * OCTETS.
 constexpr int OCTET_WORDS = BITS / 4, ROW_OCTETS = COMMON / 8;
 
 extern "C" __global__ void __launch_bounds__(256) code_numbers(
@@ -25,7 +26,9 @@ extern "C" __global__ void __launch_bounds__(256) code_numbers(
             load_belonging(scale[which], zero[which], bias[which], belonging, row_of_scales(row, p), group, p);
         }
     }
-    wait_for_previous_grid();
+    if (!EARLY) {
+        wait_for_previous_grid();
+    }
     #pragma unroll
     for (int which = 0; which < OCTETS; ++which) {
         int index = first + which * 256, row = index / ROW_OCTETS, group = index % ROW_OCTETS * 8 / GROUP;
@@ -39,5 +42,8 @@ extern "C" __global__ void __launch_bounds__(256) code_numbers(
             }
             store_pack(reinterpret_cast<uint*>(out) + index * 4, numbers);
         }
+    }
+    if (EARLY && blockIdx.x == gridDim.x - 1) {
+        wait_for_previous_grid();
     }
 }

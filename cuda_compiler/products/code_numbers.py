@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.early_launches import is_free
 from cuda_compiler.products.grouped_matvec import PART_INPUTS, PART_MACROS, part_inputs, part_macros, part_rows
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
@@ -24,7 +25,7 @@ _OCTETS = 4  # that a thread makes: all of them are asked for before the first i
 CODE_NUMBERS = KernelTemplate(
     "code_numbers",
     params="int outputs, matrix_row, scale_row, zero_row, bias_row",
-    macros=f"{PART_MACROS} vector_t COMMON GROUP ONE_GROUP OCTETS",
+    macros=f"{PART_MACROS} vector_t COMMON GROUP ONE_GROUP OCTETS EARLY",
     inputs=PART_INPUTS,
     outputs="out",
     threads=_THREADS,
@@ -33,11 +34,16 @@ CODE_NUMBERS = KernelTemplate(
 
 
 def numbers_ahead(found: Product, lowering: Lowering) -> tuple[Product, KernelCall]:
-    """The product of numbers that a launch of its own has made of the right matrix's codes, and that launch."""
+    """The product of numbers that a launch of its own has made of the right matrix's codes, and that launch.
+
+    All matrices of a size have their numbers in one place. So this can be written while the launch ahead still runs, on
+    multiprocessors that it leaves idle, if nothing that runs reads it.
+    """
     codes, dtype, count = found.b.operand, found.a.dtype, found.n * found.k
     assert isinstance(codes, GroupedCodes)
     shape, nbytes = codes.shape, count * dtype.size
-    place = lowering.scratch(nbytes)
+    place, is_new = lowering.common_scratch(("numbers of codes", nbytes), codes.tensor.index, nbytes, everywhere=True)
+    early = not is_new and bool(lowering.ask(is_free, place))
     layout = Layout(shape, shape, (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
     tensor = TracedTensor(place, codes.tensor.name, shape, dtype, layout, "plain", Map(codes.expr))
     launch = Launch(
@@ -51,6 +57,7 @@ def numbers_ahead(found: Product, lowering: Lowering) -> tuple[Product, KernelCa
             "GROUP": codes.group,
             "ONE_GROUP": 0,
             "OCTETS": _OCTETS,
+            "EARLY": int(early),
         },
         inputs=part_inputs(codes),
         outputs={"out": Argument(place, writes=True)},

@@ -105,20 +105,25 @@ class Lowering:
         self.asked = asked
         return self.answers[-1].answer
 
-    def common_scratch(self, content: Hashable, tensor: int, nbytes: int) -> tuple[int, bool]:
+    def common_scratch(self, content: Hashable, tensor: int, nbytes: int, everywhere: bool = False) -> tuple[int, bool]:
         """A scratch buffer for what several groups need of a tensor, and whether nobody has asked for it before.
 
         Args:
             content: What it holds, without the tensor.
             tensor: Index of the tensor that it is about.
             nbytes: Its size.
+            everywhere: Whether it is the same whatever tensor it is about, each group writing it anew.
         """
-        found = self.common.get((content, tensor))
+
+        def key(index: int) -> Hashable:
+            return content, None if everywhere else index
+
+        found = self.common.get(key(tensor))
         if found is not None:
-            self.answers.append(Answer(lambda index, now: now.common.get((content, index)), tensor, found, True))
+            self.answers.append(Answer(lambda index, now: now.common.get(key(index)), tensor, found, True))
             return found, False
         self.asked += 1
-        made = self.common[content, tensor] = self.scratch(nbytes)
+        made = self.common[key(tensor)] = self.scratch(nbytes)
         return made, True
 
 

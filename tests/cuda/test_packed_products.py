@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,31 @@ def test_numbers_on_the_processor_are_rounded_once(form: Form, dtype: torch.dtyp
         assert ((found.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs()).all()
     else:
         assert found.equal(exact.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "early"),
+    [
+        ((64, 128, 192, 64, 128, 192), [False, False, False, True, True]),
+        ((64, 64, 64, 64), [False, False, False]),
+    ],
+)
+def test_numbers_are_made_ahead_of_the_end_of_launches_that_do_not_read_their_place(
+    sizes: tuple[int, ...], early: list[bool]
+) -> None:
+    """All matrices of a size have one place; the first of them waits for whoever had that memory before."""
+    layers = [PackedProduct(n, k, FORMS["int4"]) for k, n in pairwise(sizes)]
+    model = torch.nn.Sequential(*layers).eval()
+    plan = npu_compiler.compile(npu_compiler.extract(model, (layers[0].inputs(130),)), target="cuda").main
+    found, places = list[bool](), set[tuple[int, int]]()
+    for step in plan.steps:
+        calls = [call for option in options_of(step) for call in option.calls if isinstance(call, KernelCall)]
+        call, *others = [call for call in calls if plan.kernels[call.kernel].entry == "code_numbers"]
+        assert all(each.args == call.args for each in others)
+        found.append("#define EARLY 1" in plan.kernels[call.kernel].text)
+        places |= {(argument.buffer, argument.offset) for argument in call.args if argument.writes}
+    assert found == early
+    assert len(places) == len(set(pairwise(sizes)))
 
 
 @pytest.mark.parametrize("architecture", [70, 80])
