@@ -179,7 +179,7 @@ class CallChoice:
     """Several ways to compute the same tensors, the preferred first. One of them at least runs on any device.
 
     What only one of them writes is its own scratch, and may lie where another's does. What other steps use too
-    (`Lowering.common_scratch`) is written outside of a choice: an option may never run.
+    (`Lowering.common_scratch`) is written outside of a choice, as an option may never run, or by each step anew.
     """
 
     options: tuple[CallOption, ...]
