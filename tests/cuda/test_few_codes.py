@@ -46,6 +46,7 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=8, n=96, k=1536, bits=8, kind=torch.int8, group=1536, behind="norm ahead"), BFLOAT, FewCodes(8, 2, 1)),
     (Case(m=5, n=32, k=1280, zeros=True, behind="layer norm ahead"), BFLOAT, FewCodes(2, 3, 2)),
     (Case(m=8, n=64, k=1280, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(4, 4, 2)),
+    (Case(m=6, n=48, k=896, zeros=True, group=32), BFLOAT, FewCodes(2, 3, 2)),
     (Case(m=6, n=32, k=768, zeros=True, behind="norm ahead"), HALF, FewCodes(2, 3, 1)),
 ]
 """Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters, blocks
