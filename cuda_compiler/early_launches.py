@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, options_of
+from npu_compiler.artifact.plan import Argument, Call, KernelCall, KernelSource, options_of
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
 from npu_compiler.tensor.expr import Expr, leaves
@@ -37,13 +37,7 @@ def kernel_number(source: KernelSource, lowering: Lowering, hurries: bool = Fals
 
 def is_settled(buffer: int, lowering: Lowering) -> bool:
     """Whether a scratch buffer is written when the next launch begins, however early: one since then waited."""
-    hurrying = lowering.record(_Hurrying).kernels
-    for step in reversed(lowering.steps):
-        if any(argument.buffer == buffer and argument.writes for argument in step.args):
-            return False
-        if all(any(_waits(call, hurrying) for call in option.calls) for option in options_of(step)):
-            return True
-    return False
+    return _has_waited(lowering, lambda argument: argument.buffer == buffer and argument.writes)
 
 
 def is_free(buffer: int, lowering: Lowering) -> bool:
@@ -51,19 +45,24 @@ def is_free(buffer: int, lowering: Lowering) -> bool:
 
     It is about buffers that live on: of others, what has their memory before may still be in use.
     """
-    hurrying = lowering.record(_Hurrying).kernels
-    for step in reversed(lowering.steps):
-        if any(argument.buffer == buffer for argument in step.args):
-            return False
-        if all(any(_waits(call, hurrying) for call in option.calls) for option in options_of(step)):
-            return True
-    return False
+    return _has_waited(lowering, lambda argument: argument.buffer == buffer)
 
 
 def are_settled(exprs: Iterable[Expr], lowering: Lowering) -> bool:
     """Whether all that some expressions read is written when the next launch begins, however early."""
     read = {load.ref.tensor for expr in exprs for load in leaves(expr)}
     return all(lowering.tensors[index].source is None or lowering.ask(is_settled, index) for index in read)
+
+
+def _has_waited(lowering: Lowering, uses: Callable[[Argument], bool]) -> bool:
+    """Whether a launch behind the latest one of which an argument `uses` something lets no next one begin too early."""
+    hurrying = lowering.record(_Hurrying).kernels
+    for step in reversed(lowering.steps):
+        if any(map(uses, step.args)):
+            return False
+        if all(any(_waits(call, hurrying) for call in option.calls) for option in options_of(step)):
+            return True
+    return False
 
 
 def _waits(call: Call, hurrying: set[int]) -> bool:

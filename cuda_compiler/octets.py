@@ -12,12 +12,11 @@ from typing import Self
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import each_element, packed_loads, with_packs
-from cuda_compiler.rows import ask_ahead, unpacked_row
+from cuda_compiler.rows import ask_ahead, vector_operands
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.lowering.anchors import pointer_macros, pointer_parameters
 from npu_compiler.lowering.dialect import LeafNames, Printer
-from npu_compiler.lowering.loops import flops_of, row_operands
-from npu_compiler.lowering.positions import AXES
+from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Prologue
@@ -26,7 +25,6 @@ from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Reduce, has_red
 __all__ = ["octet_prologue"]
 
 _SIZE = 8
-_PREFIX = "v"  # of the names of what is read, beside what the epilogue reads
 
 
 def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prologue | None:
@@ -44,9 +42,7 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
     found = _Parts.of(group.expr, group.shape[-1])
     if found is None or group.shape[-1] % _SIZE or any(isinstance(node, Checked) for node in walk(group.expr)):
         return None
-    rows = prod(group.shape[:-1])
-    positions = ("0" for _ in group.shape[:-1]) if rows == 1 else AXES[1:]
-    operands = row_operands(group, lowering.tensors, (*positions, "c"), _PREFIX)
+    operands, statements = vector_operands(group, lowering)
     loads = packed_loads(operands, [group.expr], _SIZE)
     inner = Printer(CUDA, with_packs(operands, loads).names, " " * 8)
     added = None if found.sum is None else inner.value(found.sum.args[0])
@@ -55,7 +51,7 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
     lines = [
         f"{CUDA.inline} float row_octet(int row, int c, float (&value)[{_SIZE}], {parameters}",
         "{",
-        *(() if rows == 1 else unpacked_row(operands)),
+        *statements,
         *(f"    const Pack<{load.storage}, {_SIZE}> x{number} = {load.source};" for number, load in enumerate(loads)),
         "    float part = 0.0f;",
         *each_element("c", _SIZE, "    "),
@@ -75,7 +71,7 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
         (operands,),
         macros={"FACTOR": int(found.sum is not None), **pointer_macros("VECTOR", operands, CUDA)},
         text="\n".join(lines),
-        flops=blocks * rows * flops_of([operand.expr], group.shape[-1]),
+        flops=blocks * prod(group.shape[:-1]) * flops_of([operand.expr], group.shape[-1]),
     )
 
 

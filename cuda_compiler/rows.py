@@ -27,7 +27,7 @@ from npu_compiler.records import changed
 from npu_compiler.tensor.coded import encoded_number, size_of
 from npu_compiler.tensor.expr import Call, Expr, has_reduce, reductions
 
-__all__ = ["ROW_KERNEL", "SCALED_ROWS", "ask_ahead", "lower_map", "lower_rows", "unpacked_row", "vector_prologue"]
+__all__ = ["ROW_KERNEL", "SCALED_ROWS", "ask_ahead", "lower_map", "lower_rows", "vector_operands", "vector_prologue"]
 
 ROW_KERNEL = KernelTemplate(
     "rows",
@@ -90,7 +90,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     shape = _shape(group, operands, rows)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
-    found = Positions(packed, unpacked_row(operands), {"rows": rows}, "c")
+    found = Positions(packed, _unpacked_row(operands), {"rows": rows}, "c")
     fused = Epilogue(group, found, _compute_row(group, found, loads, shape), map_macros(group, operands))
     macros: dict[str, object] = {"ROW_THREADS": shape.threads, "BLOCK_THREADS": shape.block}
     inputs = {}
@@ -122,9 +122,7 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
     group = operand.row
     rows = prod(group.shape[:-1])
     row_threads = threads if rows == 1 else 32
-    positions = (*("0" for _ in group.shape[:-1]), "c") if rows == 1 else (*AXES[1:], "c")
-    operands = row_operands(group, lowering.tensors, positions, _PREFIX)
-    statements = () if rows == 1 else unpacked_row(operands)
+    operands, statements = vector_operands(group, lowering)
     shape = _block_shape(group, operands, row_threads)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
@@ -137,6 +135,14 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
         files=(ROW_KERNEL.before,),
         flops=blocks * rows * flops_of([operand.expr], group.shape[-1]),
     )
+
+
+def vector_operands(group: Group, lowering: Lowering) -> tuple[Operands, tuple[str, ...]]:
+    """What a product's kernel computes its vectors from, in column ``c``; and how ``row`` becomes a position first."""
+    one = prod(group.shape[:-1]) == 1
+    positions = ("0" for _ in group.shape[:-1]) if one else AXES[1:]
+    operands = row_operands(group, lowering.tensors, (*positions, "c"), _PREFIX)
+    return operands, () if one else _unpacked_row(operands)
 
 
 def ask_ahead(loads: Sequence[PackedLoad], operands: Operands, lowering: Lowering, width: int) -> list[str]:
@@ -156,7 +162,7 @@ def ask_ahead(loads: Sequence[PackedLoad], operands: Operands, lowering: Lowerin
     ]
 
 
-def unpacked_row(operands: Operands) -> tuple[str, ...]:
+def _unpacked_row(operands: Operands) -> tuple[str, ...]:
     """Statements by which the number of a row becomes its position."""
     sizes = operands.sizes[:-1]
     return tuple(unpack("row", inner_axes(len(sizes)), sizes))

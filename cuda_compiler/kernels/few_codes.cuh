@@ -8,8 +8,14 @@ constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHAR
 constexpr int ITEMS_EACH = (ITEMS + TEAM - 1) / TEAM, SHARE_EACH = (SHARE + TEAM - 1) / TEAM;
 constexpr int GATHERED = CLUSTER > 1 ? TEAMS * CLUSTER * SHARE * VALUES : 0; // floats that blocks send to one of them
 constexpr int PARTS_AT = SUMS_AT + SUMS * 4, GATHERED_AT = PARTS_AT + 2 * PART * 4;
-constexpr int CHAINS = BY_UNIT && BLOCK_WARPS >= 16 ? 1 : 2; // of products that wait for each other, as few warps have
+constexpr int CHAINS = BY_UNIT && BLOCK_WARPS >= 16 ? 1 : 2; // of products; in many warps one may wait for another
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
+
+// What the chains of a group of columns have added up.
+__device__ __forceinline__ float sum_of_chains(const Sums (&chain)[CHAINS], int group, int u)
+{
+    return CHAINS == 2 ? chain[0][group][u] + chain[CHAINS - 1][group][u] : chain[0][group][u];
+}
 
 // Adds the products of a bundle's unit, times the scales of two rows, to their sums. `inputs` are the sums of the
 // vectors' own numbers.
@@ -20,10 +26,7 @@ __device__ __forceinline__ void add_unit(
     for (int index = 0; index < GROUPS_OF_COLUMNS * 4; ++index) {
         int group = index / 4, u = index % 4;
         const Scales& of = scales[u / 2];
-        float found = own[0][group][u];
-        if (CHAINS == 2) {
-            found += own[CHAINS - 1][group][u];
-        }
+        float found = sum_of_chains(own, group, u);
         if (LATE_ZERO) {
             found -= (ARE_RAISED ? of.zero(unit) : of.zero(unit) + 16.0f) * inputs[group][u % 2];
         }
@@ -162,8 +165,7 @@ __device__ __forceinline__ void multiply_tile(
     #pragma unroll
     for (int index = 0; index < GROUPS_OF_COLUMNS * 4; ++index) {
         int group = index / 4, u = index % 4;
-        float found = CHAINS == 2 ? sum[0][group][u] + sum[CHAINS - 1][group][u] : sum[0][group][u];
-        own[(group * 8 + u % 2) * PART_ROW + u / 2 * 8] = found * row_scale[u / 2];
+        own[(group * 8 + u % 2) * PART_ROW + u / 2 * 8] = sum_of_chains(sum, group, u) * row_scale[u / 2];
     }
 }
 
@@ -266,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
         first * BUNDLE_CODES};
     __shared__ float row_parts[VECTORS][SPLIT]; // of the sums by which rows have a factor
 #if PROLOGUE
-    make_vectors(vectors, COMMON, row_parts, VECTOR_ARGUMENTS p);
+    make_vectors(vectors, count * BUNDLE_CODES, row_parts, VECTOR_ARGUMENTS p);
 #else
     make_vectors(vectors, count * BUNDLE_CODES, row_parts, vector, p);
 #endif

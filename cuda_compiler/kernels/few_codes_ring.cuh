@@ -113,7 +113,7 @@ struct Scales {
         if (!ZEROS) {
             return float(ZERO);
         }
-        int bit = ONE_GROUP ? 0 : unit * UNIT / GROUP * ZERO_BITS;
+        int bit = unit * UNIT / GROUP * ZERO_BITS;
         uint found = zeros[bit / 8], whole = __float_as_uint(WHOLE_FLOATS);
         found = ZERO_BITS == 8 ? uint(int(zero_t(found)) + int(whole))
                 : bit % 8      ? found >> 4 | whole

@@ -60,7 +60,8 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
     shared_bytes = alone_bytes(blocks, sizes.shared_bytes(work, store * around.group.pairs), device)
     ahead = around.lowering.ask(launches_ahead, codes.tensor.index)
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes, "entries": codes.codebook or codes}
-    octets = octets_of(vector, around.lowering, blocks) if vector.dtype == BFLOAT16 else None  # exponents for any row
+    # float16 may not hold the elements of a row that is yet to be multiplied by its factor
+    octets = octets_of(vector, around.lowering, blocks) if vector.dtype == BFLOAT16 else None
     vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
     launch = EarlyLaunch(

@@ -21,7 +21,7 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
 
     Attributes:
         least_rows, most_rows: Of the vectors, where this is the quickest kernel.
-        warps: Of a block, at the most, by the bits of a code.
+        warps: Of a block, by the bits of a code, up to which more warps share k than make the vectors ready.
         ring_bytes: Of a block's codes that are on their way, at the most, by the bits of a code.
         shared_bytes: Of a block at the most.
         cluster: What it costs a block to put its parts of a tile together with those of each block of its cluster, in
