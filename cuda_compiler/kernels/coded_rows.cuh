@@ -38,7 +38,7 @@ struct Belongings {
         octet_less_zero(number, word, octet, zero[side], group, codebook);
         #pragma unroll
         for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
-            number[pair] = scaled_pair(number[pair], scale[side], bias[side]);
+            number[pair] = scaled_pair(number[pair], scale[side], bias[side], IN_ORDER_UNIT);
         }
     }
 };
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
             }
         }
         if (ONE_GROUP && int(threadIdx.x) < TILE_N) {
-            row_scale[threadIdx.x] = float(scale);
+            row_scale[threadIdx.x] = float(scale) / IN_ORDER_UNIT;
         }
         leave_sums(parts, sum, first_row, set);
         if (CLUSTER > 1) {

@@ -183,9 +183,10 @@ __device__ __forceinline__ void bytes_as_operand(uint (&pairs)[4], uint first, u
     }
 }
 
-// Or bytes that are such SUBNORMAL numbers become those of this unit, by one instruction more: times 2^127.
+// Or such numbers become those of this unit, by one instruction more: times 2^127. Bytes that are SUBNORMAL do.
+constexpr float SUBNORMAL_UNIT = 0.015625f;
 constexpr bool SUBNORMAL = AS_THEY_ARE && BITS == 8;
-constexpr float NUMBER_UNIT = SUBNORMAL ? 0.015625f : 1.0f;
+constexpr float NUMBER_UNIT = SUBNORMAL ? SUBNORMAL_UNIT : 1.0f;
 
 // What is added to numbers in units, or subtracted from others.
 __device__ __forceinline__ uint offset_pair(float zero)

@@ -20,7 +20,7 @@ from npu_compiler.tensor.trace import Map, TracedTensor
 __all__ = ["CODE_NUMBERS", "numbers_ahead"]
 
 _THREADS = 256
-_OCTETS = 4  # that a thread makes: all of them are asked for before the first is
+_SPAN = 64  # codes that two threads make, four octets each; half of them in other groups
 
 CODE_NUMBERS = KernelTemplate(
     "code_numbers",
@@ -43,12 +43,13 @@ def numbers_ahead(found: Product, lowering: Lowering) -> tuple[Product, KernelCa
     assert isinstance(codes, GroupedCodes)
     shape, nbytes = codes.shape, count * dtype.size
     place, is_new = lowering.common_scratch(("numbers of codes", nbytes), codes.tensor.index, nbytes, everywhere=True)
+    octets = 2 if found.k % _SPAN or codes.group % _SPAN and codes.group < found.k else 4
     early = not is_new and bool(lowering.ask(is_free, place))
     layout = Layout(shape, shape, (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
     tensor = TracedTensor(place, codes.tensor.name, shape, dtype, layout, "plain", Map(codes.expr))
     launch = Launch(
         CODE_NUMBERS,
-        grid=(ceil_div(count, 8 * _OCTETS * _THREADS), 1, 1),
+        grid=(ceil_div(count // (8 * octets), _THREADS), 1, 1),
         values={"outputs": found.n, "matrix_row": found.b.along, **part_rows(codes)},
         macros={
             **part_macros(codes, dtype),
@@ -56,7 +57,7 @@ def numbers_ahead(found: Product, lowering: Lowering) -> tuple[Product, KernelCa
             "COMMON": found.k,
             "GROUP": codes.group,
             "ONE_GROUP": 0,
-            "OCTETS": _OCTETS,
+            "OCTETS": octets,
             "EARLY": int(early),
         },
         inputs=part_inputs(codes),

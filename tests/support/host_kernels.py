@@ -37,6 +37,7 @@ _STATEMENTS = {
     r'asm\("ex2\.approx\.ftz\.f32 .*?;"[^;]*;': "power = exp2f(exponent);",
     r'asm\("sub\.f16x2 .*?;"[^;]*;': "result = pairwise(b, 0xbc00bc00u, a, true);",
     r'asm\("mul\.f16x2 .*?;"[^;]*;': "result = pairwise(a, b, 0x80008000u, true);",
+    r'asm\("fma\.rn\.f16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, true);",
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\..*?\);\n': "host_multiply(sum, a, b0, b1, true);\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\..*?\);\n': "host_multiply(sum, a, b0, b1, false);\n",
