@@ -30,8 +30,9 @@ _SIZE = 8
 def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prologue | None:
     """Device functions of rows that are such products; None where they are something else.
 
-    ``row_octet`` computes eight elements of a row without its factor, and returns their part of the sum of which
-    ``row_factor`` makes the factor. The macro ``FACTOR`` is 0 where there is none.
+    ``load_octet`` loads what eight elements of a row are made of, and waits for none of it. ``row_octet`` computes them
+    without the row's factor, and returns their part of the sum of which ``row_factor`` makes that. The macro ``FACTOR``
+    is 0 where there is none.
 
     Args:
         operand: The rows.
@@ -45,14 +46,25 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
     operands, statements = vector_operands(group, lowering)
     loads = packed_loads(operands, [group.expr], _SIZE)
     inner = Printer(CUDA, with_packs(operands, loads).names, " " * 8)
-    added = None if found.sum is None else inner.value(found.sum.args[0])
+    added = None if found.added is None else inner.value(found.added)
     value = inner.value(found.element)
+    packs = [(f"Pack<{load.storage}, {_SIZE}>", f"x{number}", load.source) for number, load in enumerate(loads)]
     parameters = f"{pointer_parameters(operands, CUDA)}const Params& p)"
     lines = [
-        f"{CUDA.inline} float row_octet(int row, int c, float (&value)[{_SIZE}], {parameters}",
+        "struct RowOctet {",
+        *(f"    {pack} {name};" for pack, name, _ in packs),
+        "};",
+        f"{CUDA.inline} RowOctet load_octet(int row, int c, {parameters}",
         "{",
         *statements,
-        *(f"    const Pack<{load.storage}, {_SIZE}> x{number} = {load.source};" for number, load in enumerate(loads)),
+        "    RowOctet octet;",
+        *(f"    octet.{name} = {source};" for _, name, source in packs),
+        "    return octet;",
+        "}",
+        f"{CUDA.inline} float row_octet(const RowOctet& octet, int row, int c, float (&value)[{_SIZE}], {parameters}",
+        "{",
+        *statements,
+        *(f"    const {pack}& {name} = octet.{name};" for pack, name, _ in packs),
         "    float part = 0.0f;",
         *each_element("c", _SIZE, "    "),
         *inner.lines,
@@ -83,11 +95,15 @@ class _Parts:
         element: Over the row.
         factor: A function of the sum alone; None where there is none.
         sum: Over the row.
+        added: What each element adds to the sum, but for a constant by which all of that is multiplied.
+        constant: That.
     """
 
     element: Expr
-    factor: Expr | None
-    sum: Reduce | None
+    factor: Expr | None = None
+    sum: Reduce | None = None
+    added: Expr | None = None
+    constant: Const | None = None
 
     @classmethod
     def of(cls, expr: Expr, width: int) -> Self | None:
@@ -96,20 +112,31 @@ class _Parts:
         if element is None or has_reduce(element) or not _is_number(element):
             return None
         if factor is None:
-            return cls(element, None, None)
+            return cls(element)
         found, *others = reductions(factor)
         if others or found.combination.function != "add" or found.extent != width or has_reduce(found.args[0]):
             return None
-        return cls(element, factor, found) if all(map(_is_number, (factor, found, found.args[0]))) else None
+        if not all(map(_is_number, (factor, found, found.args[0]))):
+            return None
+        return cls(element, factor, found, *_without_constant(found.args[0]))
 
     def factor_lines(self) -> list[str]:
         """Statements that give the factor, of a row's ``sum``."""
         if self.factor is None or self.sum is None:
             return ["    return 1.0f;"]
         printer = Printer(CUDA, LeafNames({}, {}, {}))
-        printer.define(self.sum, "sum")
+        printer.define(self.sum, "sum" if self.constant is None else f"(sum * {printer.value(self.constant)})")
         value = printer.value(self.factor)
         return [*printer.lines, f"    return {value};"]
+
+
+def _without_constant(expr: Expr) -> tuple[Expr, Const | None]:
+    """An expression as a product of another one and a constant; None where there is none."""
+    if isinstance(expr, Call) and expr.fn == "mul":
+        for other, constant in (expr.args, reversed(expr.args)):
+            if isinstance(constant, Const) and _is_number(constant):
+                return other, constant
+    return expr, None
 
 
 def _is_number(expr: Expr) -> bool:

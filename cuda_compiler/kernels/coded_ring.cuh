@@ -60,7 +60,7 @@ __device__ __forceinline__ void fill_stages(
     #pragma unroll 1
     for (int stage = 0; stage < STAGES; ++stage) {
         ring.fill(stages + stage * stage_bytes, further, p);
-        if (int(blockIdx.x) < PACED && stage + 1 < STAGES) {
+        if (PACED > 0 && int(blockIdx.x) < PACED && stage + 1 < STAGES) {
             wait_for_copies<0>();
         }
     }

@@ -3,13 +3,7 @@
 // groups of eight; k is permuted alike for both operands. WARPS_K warps share a tile of 16 rows, and CLUSTER blocks
 // share k; the first steps of a warp's codes are copied before the grid ahead of this one has finished. Grid: clusters
 // with tiles in turns in x.
-constexpr int PART_ROW = TILE + 4, PART = BLOCK_WARPS * COLUMNS * PART_ROW;
-constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHARE = (ITEMS + CLUSTER - 1) / CLUSTER;
-constexpr int ITEMS_EACH = (ITEMS + TEAM - 1) / TEAM, SHARE_EACH = (SHARE + TEAM - 1) / TEAM;
-constexpr int GATHERED = CLUSTER > 1 ? TEAMS * CLUSTER * SHARE * VALUES : 0; // floats that blocks send to one of them
-constexpr int PARTS_AT = SUMS_AT + SUMS * 4, GATHERED_AT = PARTS_AT + 2 * PART * 4;
 constexpr int CHAINS = BY_UNIT && BLOCK_WARPS >= 16 ? 1 : 2; // of products; in many warps one may wait for another
-static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 // What the chains of a group of columns have added up.
 __device__ __forceinline__ float sum_of_chains(const Sums (&chain)[CHAINS], int group, int u)
@@ -94,19 +88,24 @@ __device__ __forceinline__ void multiply_bundle(
     }
 }
 
-// Makes `count` elements of each vector ready, by all threads; a barrier is to follow.
+// Makes `count` elements of each vector ready, by all threads; a barrier is to follow. `meanwhile` as where vectors are
+// computed.
+template <typename Meanwhile>
 __device__ __forceinline__ void make_vectors(
-    const Vectors& vectors, int count, float (&row_parts)[VECTORS][SPLIT], VECTOR_PARAMETERS const Params& p)
+    const Vectors& vectors, int count, float (&row_parts)[VECTORS][SPLIT], Meanwhile meanwhile,
+    VECTOR_PARAMETERS const Params& p)
 {
 #if PROLOGUE == 2
-    vectors.stage(count, row_parts, [&](int v, int place, Pack<vector_t, 8>& given) {
-        float value[8], part = row_octet(v, place, value, VECTOR_ARGUMENTS p);
+    auto load = [&](int v, int place) { return load_octet(v, place, VECTOR_ARGUMENTS p); };
+    auto compute = [&](const RowOctet& loaded, int v, int place, Pack<vector_t, 8>& made) {
+        float value[8], part = row_octet(loaded, v, place, value, VECTOR_ARGUMENTS p);
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            given[u] = vector_t(value[u]);
+            made[u] = vector_t(value[u]);
         }
         return part;
-    });
+    };
+    vectors.compute(row_parts, load, compute, meanwhile);
 #else
 #if PROLOGUE
     for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
@@ -120,10 +119,7 @@ __device__ __forceinline__ void make_vectors(
     const vector_t* rows = vector + vectors.first;
     int row_length = p.vector_row;
 #endif
-    vectors.stage(count, row_parts, [&](int v, int place, Pack<vector_t, 8>& given) {
-        given = load_pack<8>(rows + (long long)v * row_length + place);
-        return 0.0f;
-    });
+    vectors.copy(rows, row_length, count);
 #endif
 }
 
@@ -169,52 +165,6 @@ __device__ __forceinline__ void multiply_tile(
     }
 }
 
-// A thread's values of a tile's results: which vector, and the first of VALUES neighbours in the tile.
-struct Item {
-    int v, first;
-
-    __device__ __forceinline__ Item(int index)
-    {
-        v = index / (TILE / VALUES);
-        first = index % (TILE / VALUES) * VALUES;
-    }
-};
-
-// The sum of a tile's result from those of a team's warps, or of a cluster's blocks, always in the same order.
-__device__ __forceinline__ float sum_of_warps(const float* parts, const Item& item, int u)
-{
-    float sum = 0.0f;
-    #pragma unroll
-    for (int other = 0; other < WARPS_K; ++other) {
-        sum += parts[(other * COLUMNS + item.v) * PART_ROW + item.first + u];
-    }
-    return sum;
-}
-__device__ __forceinline__ float sum_of_blocks(const float* gathered)
-{
-    float sum = 0.0f;
-    #pragma unroll
-    for (int block = 0; block < CLUSTER; ++block) {
-        sum += gathered[block * SHARE * VALUES];
-    }
-    return sum;
-}
-
-// What a row's numbers are yet to be multiplied by.
-__device__ __forceinline__ float factor_of(const float (&parts)[SPLIT])
-{
-#if FACTOR
-    float sum = parts[0];
-    #pragma unroll
-    for (int other = 1; other < SPLIT; ++other) {
-        sum += parts[other];
-    }
-    return row_factor(sum);
-#else
-    return 1.0f;
-#endif
-}
-
 // Waits for the other warps that share a tile.
 __device__ __forceinline__ void wait_for_team(int team)
 {
@@ -241,25 +191,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
 #if PROLOGUE
     ask_ahead(THREADS, VECTOR_ARGUMENTS p);
 #endif
-    FetchedByColumn of_columns[SHARE_EACH];
-    auto fetch_columns = [&](int tile) {
-        #pragma unroll
-        for (int index = 0; index < SHARE_EACH; ++index) {
-            int own = member + index * TEAM;
-            Item item(rank * SHARE + own);
-            if (tile < p.tiles && own < SHARE && item.v < VECTORS) {
-                of_columns[index] =
-                    fetch_by_column(0, item.v, (tile * TILE + item.first) / PAIRS, EPILOGUE_ARGUMENTS p);
-            }
-        }
-    };
+    Results results{rank, member};
     if (COLUMNS_SETTLED) {
-        fetch_columns(first_tile + clusters * team);
+        results.fetch_columns(first_tile + clusters * team, EPILOGUE_ARGUMENTS p);
     }
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
-    fill_stages(ring, stages, STAGE_BYTES, further, p);
+    auto fill = [&] { fill_stages(ring, stages, STAGE_BYTES, further, p); };
+    if (!VECTORS_FIRST) {
+        fill();
+    }
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
@@ -267,11 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
         reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), reinterpret_cast<float*>(dynamic_shared + SUMS_AT),
         first * BUNDLE_CODES};
     __shared__ float row_parts[VECTORS][SPLIT]; // of the sums by which rows have a factor
-#if PROLOGUE
-    make_vectors(vectors, count * BUNDLE_CODES, row_parts, VECTOR_ARGUMENTS p);
-#else
-    make_vectors(vectors, count * BUNDLE_CODES, row_parts, vector, p);
-#endif
+    make_vectors(vectors, count * BUNDLE_CODES, row_parts, fill, VECTOR_ARGUMENTS p);
     __syncthreads();
     if (AHEAD) {
         vectors.add_up();
@@ -283,60 +221,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     int turn = 0, stage = 0;
     for (int base = first_tile; base < p.tiles; base += further, turn ^= 1) {
         int tile = base + clusters * team;
-        bool inside = tile < p.tiles;
         float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * PART;
         float* gathered = reinterpret_cast<float*>(dynamic_shared + GATHERED_AT) + turn * GATHERED;
         parts += team * WARPS_K * COLUMNS * PART_ROW;
         gathered += team * CLUSTER * SHARE * VALUES;
-        if (!COLUMNS_SETTLED || base != first_tile) {
-            fetch_columns(tile);
-        }
-        Fetched fetched[SHARE_EACH];
-        #pragma unroll
-        for (int index = 0; index < SHARE_EACH; ++index) {
-            int own = member + index * TEAM;
-            Item item(rank * SHARE + own);
-            if (inside && own < SHARE && item.v < VECTORS) {
-                int at = (tile * TILE + item.first) / PAIRS;
-                fetched[index] = Fetched{
-                    fetch_by_row(0, item.v, at, EPILOGUE_ARGUMENTS p), of_columns[index],
-                    fetch_by_element(0, item.v, at, EPILOGUE_ARGUMENTS p)};
-            }
-        }
-        if (inside) {
+        results.fetch(tile, COLUMNS_SETTLED && base == first_tile, EPILOGUE_ARGUMENTS p);
+        if (tile < p.tiles) {
             float* part = parts + share * COLUMNS * PART_ROW;
             multiply_tile(part, stages, stage, ring, vectors, codebook, further, p);
         }
         wait_for_team(team);
         if (CLUSTER > 1) {
-            #pragma unroll
-            for (int index = 0; index < ITEMS_EACH; ++index) {
-                int own = member + index * TEAM;
-                if (inside && own < ITEMS) {
-                    float* target = gathered + (rank * SHARE + own % SHARE) * VALUES;
-                    #pragma unroll
-                    for (int u = 0; u < VALUES; ++u) {
-                        store_in_cluster(target + u, own / SHARE, sum_of_warps(parts, Item(own), u));
-                    }
-                }
-            }
+            results.send(gathered, parts, tile, p);
             arrive_at_cluster();
             wait_for_cluster();
         }
-        #pragma unroll
-        for (int index = 0; index < SHARE_EACH; ++index) {
-            int own = member + index * TEAM;
-            Item item(rank * SHARE + own);
-            if (inside && own < SHARE && item.v < VECTORS) {
-                float value[VALUES];
-                #pragma unroll
-                for (int u = 0; u < VALUES; ++u) {
-                    value[u] = CLUSTER > 1 ? sum_of_blocks(gathered + own * VALUES + u) : sum_of_warps(parts, item, u);
-                    value[u] *= factor_of(row_parts[item.v]);
-                }
-                store(value, fetched[index], 0, item.v, (tile * TILE + item.first) / PAIRS, out, EPILOGUE_ARGUMENTS p);
-            }
-        }
+        results.store_all(gathered, parts, row_parts, tile, out, EPILOGUE_ARGUMENTS p);
     }
     wait_for_copies<0>();
 }

@@ -46,34 +46,71 @@ struct Vectors {
     float* sums;
     int first; // of the elements that the block has
 
-    // By all threads: `octet` gives eight elements of a vector from a place on, of `count` that the block has, and
-    // returns what they add to a sum of the row. Each warp leaves what its own add.
-    template <typename Octet>
-    __device__ __forceinline__ void stage(int count, float (&row_parts)[VECTORS][SPLIT], Octet octet) const
+    // Copies `count` elements of each vector from rows in memory, by all threads; a barrier is to follow.
+    __device__ __forceinline__ void copy(const vector_t* rows, int row_length, int count) const
     {
+        constexpr int ALL = VECTORS * ROW_OCTETS, EACH = (ALL + THREADS - 1) / THREADS, TOGETHER = EACH <= 6 ? EACH : 4;
+        constexpr bool WHOLE = ALL % (TOGETHER * THREADS) == 0;
+        #pragma unroll 1
+        for (int base = int(threadIdx.x); base < ALL; base += TOGETHER * THREADS) {
+            Pack<vector_t, 8> given[TOGETHER];
+            #pragma unroll
+            for (int each = 0; each < TOGETHER; ++each) {
+                int index = base + each * THREADS, v = index / ROW_OCTETS, place = index % ROW_OCTETS * 8;
+                bool inside = (WHOLE || index < ALL) && place < count;
+                given[each] = load_pack<8>(rows + (inside ? (long long)v * row_length + place : 0));
+            }
+            #pragma unroll
+            for (int each = 0; each < TOGETHER; ++each) {
+                int index = base + each * THREADS;
+                if (WHOLE || index < ALL) {
+                    store_octet(given[each], index / ROW_OCTETS, index % ROW_OCTETS);
+                }
+            }
+        }
+    }
+
+    // Computes the vectors, whole rows, by all threads; a barrier is to follow. `load` loads what eight elements of one
+    // are made of, of which `compute` makes them, and gives what they add to a sum of the row. Each warp leaves what its
+    // own add. With VECTORS_FIRST each calls `meanwhile` once, while it waits for the first of its loads, if any.
+    template <typename Load, typename Compute, typename Meanwhile>
+    __device__ __forceinline__ void compute(
+        float (&row_parts)[VECTORS][SPLIT], Load load, Compute compute, Meanwhile meanwhile) const
+    {
+        bool waits = VECTORS_FIRST;
         int warp = int(threadIdx.x) / 32, own = warp % SPLIT * 32 + int(threadIdx.x) % 32;
         #pragma unroll 1
         for (int v = warp / SPLIT; v < VECTORS; v += BLOCK_WARPS / SPLIT) {
             float part = 0.0f;
             #pragma unroll 1
             for (int base = own; base / 32 * 32 < ROW_OCTETS; base += AT_ONCE * STEP_OCTETS) {
-                Pack<vector_t, 8> given[AT_ONCE];
+                decltype(load(0, 0)) loaded[AT_ONCE];
                 #pragma unroll
                 for (int each = 0; each < AT_ONCE; ++each) {
-                    int place = (base + each * STEP_OCTETS) * 8;
-                    bool inside = (CLUSTER == 1 && ARE_WHOLE) || place < count;
-                    float added = octet(v, inside ? place : 0, given[each]);
-                    part += inside ? added : 0.0f;
+                    int octet = base + each * STEP_OCTETS;
+                    loaded[each] = load(v, ARE_WHOLE || octet < ROW_OCTETS ? octet * 8 : 0);
+                }
+                if (waits) {
+                    meanwhile();
+                    waits = false;
                 }
                 #pragma unroll
                 for (int each = 0; each < AT_ONCE; ++each) {
-                    store_octet(given[each], v, base + each * STEP_OCTETS);
+                    int octet = base + each * STEP_OCTETS;
+                    if (ARE_WHOLE || octet < ROW_OCTETS) {
+                        Pack<vector_t, 8> made;
+                        part += compute(loaded[each], v, octet * 8, made);
+                        store_octet(made, v, octet);
+                    }
                 }
             }
             if (FACTOR) {
                 part = warp_sum<32>(part);
                 row_parts[v][warp % SPLIT] = part; // the same by all lanes
             }
+        }
+        if (waits) {
+            meanwhile();
         }
     }
 
@@ -146,8 +183,6 @@ private:
             float factor = is_upper_half(pair) ? RAISED / 16.0f : RAISED;
             ordered[pair] = ARE_RAISED ? Numbers::mul(both, pair_of(factor)) : both;
         }
-        if (ARE_WHOLE || octet < ROW_OCTETS) {
-            store_pack(reinterpret_cast<uint*>(staged + v * VECTOR_ROW + octet * 8), ordered);
-        }
+        store_pack(reinterpret_cast<uint*>(staged + v * VECTOR_ROW + octet * 8), ordered);
     }
 };

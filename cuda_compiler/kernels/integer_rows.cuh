@@ -209,7 +209,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
         reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),
         reinterpret_cast<float2*>(dynamic_shared + UNITS_AT)};
 #if PROLOGUE == 2
-    float part = digits.make([&](int c, float(&value)[8]) { return row_octet(0, c, value, VECTOR_ARGUMENTS p); });
+    float part = digits.make([&](int c, float(&value)[8]) {
+        return row_octet(load_octet(0, c, VECTOR_ARGUMENTS p), 0, c, value, VECTOR_ARGUMENTS p);
+    });
 #else
 #if PROLOGUE
     vector_t* vector = reinterpret_cast<vector_t*>(dynamic_shared + COMPUTED_AT);

@@ -43,7 +43,7 @@ __device__ __forceinline__ int zero_of(zero_t zero, int group)
 
 // Codes of four bits come in their order where a byte goes to both halves of a word, of which each keeps one code; the
 // upper one is 16 times as large. One instruction then takes the zero point and that factor out: of codes above 1024, or
-// of subnormal numbers, which become multiples of IN_ORDER_UNIT.
+// of subnormal numbers, which become multiples of IN_ORDER_UNIT. So in bfloat16 scales must be below 2^122.
 constexpr bool NIBBLES = BITS == 4 && !CODEBOOK, ARE_SUBNORMAL = Numbers::MANTISSA == 7;
 constexpr float IN_ORDER_UNIT = NIBBLES && ARE_SUBNORMAL ? SUBNORMAL_UNIT : 1.0f;
 

@@ -20,7 +20,7 @@ from npu_compiler.tensor.trace import Map, TracedTensor
 __all__ = ["CODE_NUMBERS", "numbers_ahead"]
 
 _THREADS = 256
-_SPAN = 64  # codes that two threads make, four octets each; half of them in other groups
+_SPAN = 64  # codes that two threads make, four octets each; where groups or rows are no such spans, two octets each
 
 CODE_NUMBERS = KernelTemplate(
     "code_numbers",
@@ -43,7 +43,7 @@ def numbers_ahead(found: Product, lowering: Lowering) -> tuple[Product, KernelCa
     assert isinstance(codes, GroupedCodes)
     shape, nbytes = codes.shape, count * dtype.size
     place, is_new = lowering.common_scratch(("numbers of codes", nbytes), codes.tensor.index, nbytes, everywhere=True)
-    octets = 2 if found.k % _SPAN or codes.group % _SPAN and codes.group < found.k else 4
+    octets = 2 if found.k % _SPAN or (codes.group < found.k and codes.group % _SPAN) else 4
     early = not is_new and bool(lowering.ask(is_free, place))
     layout = Layout(shape, shape, (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2))
     tensor = TracedTensor(place, codes.tensor.name, shape, dtype, layout, "plain", Map(codes.expr))

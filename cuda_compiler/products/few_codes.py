@@ -33,14 +33,14 @@ FEW_CODES = KernelTemplate(
     params="int outputs, tiles, vector_row, zero_row",
     macros=(
         f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD PACED FACTOR "
-        f"COLUMNS_SETTLED {VECTOR_MACROS}"
+        f"VECTORS_FIRST COLUMNS_SETTLED {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros entries vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
     shared_bytes=None,
     files=(
         "tensor_cores.cuh barriers.cuh clusters.cuh grouped_codes.cuh coded_ring.cuh few_codes_ring.cuh "
-        "few_codes_vectors.cuh"
+        "few_codes_vectors.cuh few_codes_results.cuh"
     ),
     computed="vector",
 )
@@ -88,6 +88,8 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "STAGES": sizes.stages,
             "HELD": int(sizes.holds_all(work, device)),
             "PACED": paced_blocks(ahead, blocks, shared_bytes, device) if sizes.stages > 1 else 0,
+            # most blocks begin when their vectors are there, and asking for several steps of codes takes a while
+            "VECTORS_FIRST": int(vectors.by_octets and sizes.stages > 1),
             "COLUMNS_SETTLED": int(around.columns_are_settled),
             "FACTOR": 0,
             **vectors.macros,

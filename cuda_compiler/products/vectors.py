@@ -14,7 +14,7 @@ from npu_compiler.lowering.templates import Prologue
 
 __all__ = ["VECTOR_MACROS", "Vectors", "octets_of", "vectors_of"]
 
-VECTOR_MACROS = "vector_t PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
+VECTOR_MACROS = "vector_t PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS ROW_THREADS?"
 """What kernels are told of their vectors: by `Vectors.macros`, and by the prologue that computes them."""
 
 
@@ -36,7 +36,8 @@ class Vectors:
     def macros(self) -> dict[str, object]:
         """What the kernel's file is told, beside their data type."""
         prologue = 2 if self.by_octets else int(bool(self.prologues))
-        return {"PROLOGUE": prologue, "VECTOR_PARAMETERS": "const vector_t* vector, "}
+        named = {"VECTOR_PARAMETERS": "const vector_t* vector, ", "VECTOR_ARGUMENTS": "vector, "}
+        return {"PROLOGUE": prologue, **named}
 
 
 def vectors_of(vector: Matrix, lowering: Lowering, threads: int, blocks: int) -> Vectors:

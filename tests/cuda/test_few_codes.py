@@ -115,6 +115,25 @@ def test_rows_of_few_exponents_are_computed_with_their_factor() -> None:
     assert found == {BFLOAT: (False, True), HALF: (True, False)}
 
 
+@pytest.mark.parametrize(
+    ("behind", "stages", "first"), [("norm ahead", 2, 1), ("norm ahead", 1, 0), ("", 2, 0), ("layer norm ahead", 2, 0)]
+)
+def test_rows_that_are_computed_are_asked_for_ahead_of_several_steps_of_codes(
+    behind: str, stages: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force(monkeypatch, FewCodes(4, 2, stages))
+    plan = Case(m=8, n=64, k=1024, zeros=True, behind=behind).program(BFLOAT).main
+    assert f"#define VECTORS_FIRST {first}\n" in plan.kernels[launch_of(plan).kernel].text
+
+
+def test_the_mean_of_squares_is_divided_once() -> None:
+    """Not each element that is added to it."""
+    plan = Case(m=8, n=64, k=1024, zeros=True, behind="norm ahead").program(BFLOAT).main
+    text = plan.kernels[launch_of(plan).kernel].text
+    assert text.count("0.0009765625f") == 1
+    assert "(sum * 0.0009765625f)" in text
+
+
 @pytest.mark.parametrize("at", range(len(FORCED)))
 def test_kernels_compile(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case, dtype, sizes = FORCED[at]

@@ -176,12 +176,8 @@ def test_numbers_are_made_ahead_where_many_rows_read_them() -> None:
     assert ["warpgroup_codes"] in ways
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_numbers_on_the_processor_are_rounded_once(form: Form, dtype: torch.dtype, tmp_path: Path) -> None:
-    """But for those of a codebook, which are rounded before their scale as well. The plan keeps scales in 16 bits."""
-    model = PackedProduct(41, 384, form, dtype)
+def made_on_the_processor(model: PackedProduct, tmp_path: Path) -> Tensor:
+    """What the kernel makes of a model's codes, [n, k]. The plan keeps scales in 16 bits, and so does the model then."""
     plan, stored = model.compiled(130).main, dict(model.named_buffers())
     if model.scales.dtype == torch.float32:
         stored["scales"] = model.scales.half()
@@ -190,12 +186,58 @@ def test_numbers_on_the_processor_are_rounded_once(form: Form, dtype: torch.dtyp
     kernels = [call for call in calls if isinstance(call, KernelCall)]
     call = next(call for call in kernels if plan.kernels[call.kernel].entry == "code_numbers")
     tensors = {f"b_{name}": part.view(torch.uint8).numpy() for name, part in stored.items()}
-    made = run_on_host(plan, call, tensors, tmp_path)[: 41 * 384 * dtype.itemsize].copy()
-    found, exact = torch.from_numpy(made).view(dtype).view(41, 384), model.numbers(torch.float64)
+    n, k = len(model.codes), model.columns
+    made = run_on_host(plan, call, tensors, tmp_path)[: n * k * model.dtype.itemsize].copy()
+    return torch.from_numpy(made).view(model.dtype).view(n, k)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_numbers_on_the_processor_are_rounded_once(form: Form, dtype: torch.dtype, tmp_path: Path) -> None:
+    """But for those of a codebook, which are rounded before their scale as well."""
+    model = PackedProduct(41, 384, form, dtype)
+    found = made_on_the_processor(model, tmp_path)
+    exact = model.numbers(torch.float64)
     if form.codebook:
         assert ((found.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs()).all()
     else:
         assert found.equal(exact.to(dtype))
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("k", "form"),
+    [
+        (96, Form(group=32, zeros=True)),
+        (416, Form(group=416)),
+        (448, Form(group=448, bits=8, kind=torch.int8)),
+        (160, Form(group=32, bits=8, zeros=True)),
+        (32, Form(group=32, biases=True)),
+    ],
+    ids=str,
+)
+def test_numbers_of_rows_that_are_no_whole_spans(k: int, form: Form, dtype: torch.dtype, tmp_path: Path) -> None:
+    """A thread makes two octets of a group, or four; rows end within a block of threads."""
+    model = PackedProduct(37, k, form, dtype)
+    found = made_on_the_processor(model, tmp_path)
+    assert found.equal(model.numbers(torch.float64).to(dtype))
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [(torch.bfloat16, (1e-39, 1e-30, 1e30)), (torch.float16, (1e-7, 1e-3, 1e3))],
+    ids=["bfloat16", "float16"],
+)
+def test_numbers_of_small_and_large_scales(dtype: torch.dtype, sizes: tuple[float, ...], tmp_path: Path) -> None:
+    """Codes are subnormal numbers on their way in bfloat16; results may be, in both types."""
+    model = PackedProduct(12, 384, FORMS["int4 with zeros"], dtype)
+    random = torch.rand(model.scales.shape, generator=torch.Generator().manual_seed(3))
+    model.scales = (random + 1).mul(torch.tensor(sizes).repeat(4)).to(dtype)
+    found = made_on_the_processor(model, tmp_path)
+    assert found.equal(model.numbers(torch.float64).to(dtype))
 
 
 @pytest.mark.parametrize(
