@@ -144,8 +144,13 @@ struct Vectors {
     __device__ __forceinline__ void add_up() const
     {
         int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-        #pragma unroll 2
-        for (int index = warp; index < STAGED_UNITS * GROUPS_OF_COLUMNS; index += BLOCK_WARPS) {
+        constexpr int ALL = STAGED_UNITS * GROUPS_OF_COLUMNS, EACH = (ALL + BLOCK_WARPS - 1) / BLOCK_WARPS;
+        #pragma unroll
+        for (int round = 0; round < EACH; ++round) {
+            int index = warp + round * BLOCK_WARPS;
+            if (ALL % BLOCK_WARPS && index >= ALL) {
+                break;
+            }
             float found[2][4] = {}; // of products that do not wait for each other
             #pragma unroll
             for (int octet = 0; octet < OCTETS; ++octet) {

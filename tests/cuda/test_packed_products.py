@@ -177,7 +177,7 @@ def test_numbers_are_made_ahead_where_many_rows_read_them() -> None:
 
 
 def made_on_the_processor(model: PackedProduct, tmp_path: Path) -> Tensor:
-    """What the kernel makes of a model's codes, [n, k]. The plan keeps scales in 16 bits, and so does the model then."""
+    """What the kernel makes of a model's codes, [n, k]. The plan keeps scales in 16 bits; so does the model then."""
     plan, stored = model.compiled(130).main, dict(model.named_buffers())
     if model.scales.dtype == torch.float32:
         stored["scales"] = model.scales.half()
