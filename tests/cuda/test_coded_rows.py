@@ -36,8 +36,11 @@ FORCED: list[tuple[Case, torch.dtype, CodedRows]] = [
     (Case(20, 64, 512, 8, 128, torch.float8_e4m3fn, rows=128), HALF, ByWarps(3, 2, 2, 2)),
     (Case(50, 48, 320, 8, 32, torch.int8, biases=True), BFLOAT, ByWarps(3, 1, 4, 1)),
     (Case(18, 40, 256, 8, 64, zeros=True), HALF, ByWarps(3, 1, 1, 4)),
+    (Case(26, 90, 448, 4, 448, zero=8), BFLOAT, ByWarps(3, 1, 1, 4)),
 ]
-"""Among them tiles in turns, clusters whose last blocks have less to do, and rows that end within a stage."""
+"""Among them tiles in turns, clusters whose last blocks have less to do, rows that end within a stage, rows of one
+scale in both widths.
+"""
 
 
 BY_WARPGROUPS: list[tuple[Case, torch.dtype, CodedRows]] = [
@@ -54,6 +57,7 @@ BY_WARPGROUPS: list[tuple[Case, torch.dtype, CodedRows]] = [
     (Case(150, 160, 288, 4, 32, zeros=True), BFLOAT, ByWarpgroups(3, 1, 2, 128)),
     (Case(200, 96, 320, 8, 320, torch.int8, behind="gated"), BFLOAT, ByWarpgroups(3, 1, 1, 192)),
     (Case(20, 136, 192, 8, 64, zeros=True, behind="residual"), BFLOAT, ByWarpgroups(3, 1, 2, places=64)),
+    (Case(26, 90, 448, 4, 448, zero=8), BFLOAT, ByWarpgroups(3, 1, 1)),
 ]
 """The same for warpgroups: tiles in turns, fewer spans than stages and more, lines of codes of 32, 64 and 128 bytes."""
 
