@@ -48,9 +48,12 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=8, n=64, k=1280, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(4, 4, 2)),
     (Case(m=6, n=48, k=896, zeros=True, group=32), BFLOAT, FewCodes(2, 3, 2)),
     (Case(m=6, n=32, k=768, zeros=True, behind="norm ahead"), HALF, FewCodes(2, 3, 1)),
+    (Case(m=8, n=48, k=1024, zeros=True, behind="written norm ahead"), BFLOAT, FewCodes(2, 4, 1)),
+    (Case(m=3, n=48, k=2560, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(1, 5, 2)),
 ]
 """Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters, blocks
-of few warps and of many, norms whose rows wait for their factors and others, rows that end among loads.
+of few warps and of many, norms whose rows wait for their factors and others, rows that end among loads, warps that have
+codes to ask for behind vectors but no vector.
 """
 
 
@@ -128,7 +131,7 @@ def test_rows_that_are_computed_are_asked_for_ahead_of_several_steps_of_codes(
 
 def test_the_mean_of_squares_is_divided_once() -> None:
     """Not each element that is added to it."""
-    plan = Case(m=8, n=64, k=1024, zeros=True, behind="norm ahead").program(BFLOAT).main
+    plan = Case(m=8, n=64, k=1024, zeros=True, behind="written norm ahead").program(BFLOAT).main
     text = plan.kernels[launch_of(plan).kernel].text
     assert text.count("0.0009765625f") == 1
     assert "(sum * 0.0009765625f)" in text

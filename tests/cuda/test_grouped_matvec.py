@@ -18,9 +18,18 @@ from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
 from npu_compiler.integers import ceil_div
 from npu_runtime import Device, load
 from tests.cuda.kernels import check_plan_compiles
-from tests.support.ir_builder import IRBuilder
+from tests.support.ir_builder import IRBuilder, Value
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+
+
+def _written_norm(builder: IRBuilder, x: Value, gain: Value, dtype: torch.dtype) -> Value:
+    """An RMS norm as models write it, in float32."""
+    wide = builder.call("aten._to_copy.default", x, dtype=torch.float32)
+    mean = builder.call("aten.mean.dim", builder.call("aten.pow.Tensor_Scalar", wide, 2), [-1], True)
+    factor = builder.call("aten.rsqrt.default", builder.call("aten.add.Scalar", mean, 1e-6))
+    narrow = builder.call("aten._to_copy.default", builder.call("aten.mul.Tensor", wide, factor), dtype=dtype)
+    return builder.call("aten.mul.Tensor", gain, narrow)
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,8 @@ class Case:
         x = builder.input("x", (self.m, self.k), dtype)
         if self.behind == "norm ahead":
             x = builder.call("aten.rms_norm.default", x, [self.k], builder.weight("norm", (self.k,), dtype), 1e-6)
+        if self.behind == "written norm ahead":
+            x = _written_norm(builder, x, builder.weight("norm", (self.k,), dtype), dtype)
         if self.behind == "layer norm ahead":
             x = builder.call(
                 "aten.layer_norm.default", x, [self.k], builder.weight("norm", (self.k,), dtype), None, 1e-6
@@ -88,7 +99,7 @@ class Case:
         given[1] = given[1].double()
         weight = torch.ops.npu_codes.dequantize(*given, *self.options, torch.float64)
         x = x.double()
-        if self.behind == "norm ahead":
+        if self.behind in ("norm ahead", "written norm ahead"):
             x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * norm.double()
         if self.behind == "layer norm ahead":
             x = torch.nn.functional.layer_norm(x, (self.k,), norm.double(), None, 1e-6)
