@@ -101,7 +101,10 @@ def _try(python: str, place: Path, wheel: Path) -> None:
     # The folders by what is left out: pytest would import the conftest of a folder that it is given.
     others = [f"--ignore={path}" for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name not in TESTS]
     plugin = ["-p", "tests.packaging.without_torch", "-p", "no:cacheprovider", "-q"]
-    print(_run([environment / "bin" / "python", "-m", "pytest", *plugin, *others, "tests"], ROOT).splitlines()[-1])
+    # Runs at the same time would clear away each other's old folders, and warn of what they do not find.
+    folder = f"--basetemp={place / 'tests'}"
+    tests: list[str | Path] = [environment / "bin" / "python", "-m", "pytest", folder, *plugin, *others, "tests"]
+    print(_run(tests, ROOT).splitlines()[-1])
 
 
 def _link_compiler(environment: Path) -> None:
