@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, IS_ALONE ? 1 : 2) attentio
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
     begin_block(queries, parts, false);
-    Share share(list_open(states, batch, group, p));
+    Share share(Open(states, batch, group, p));
     if (share.is_nobodys()) {
         return;
     }
@@ -121,6 +121,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, IS_ALONE ? 1 : 2) attentio
     #pragma unroll 1
     for (int turn = 0; turn < EARLY_PIECES; ++turn) {
         copy(turn);
+    }
+    if (CLUSTER > 1) {
+        wait_for_cluster(); // others of the cluster may write here from now on, and end
     }
     Piece piece = {};
     PieceMask added;
@@ -186,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, IS_ALONE ? 1 : 2) attentio
     }
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
-    if (share.is_last() && threadIdx.x == 0) {
+    if (share.is_last()) {
         report_places(fresh.place, batch, group, OPERAND_ARGUMENTS p);
     }
 #endif

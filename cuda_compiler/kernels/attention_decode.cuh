@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
     int warp = int(threadIdx.x) / 32;
     begin_block(queries, parts, EARLY);
-    Share share(list_open(states, batch, group, p));
+    Share share(Open(states, batch, group, p));
     if (share.is_nobodys()) {
         return;
     }
@@ -74,6 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     #pragma unroll 1
     for (int turn = 0; turn < DEPTH; ++turn) {
         copy(turn);
+    }
+    if (CLUSTER > 1) {
+        wait_for_cluster(); // others of the cluster may write here from now on, and end
     }
     Piece piece = {};
     PieceMask added;
@@ -125,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     }
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
-    if (share.is_last() && group % HEAD_PARTS == 0 && threadIdx.x == 0) {
+    if (share.is_last() && group % HEAD_PARTS == 0) {
         report_places(fresh.place, batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
     }
 #endif

@@ -38,8 +38,7 @@ struct Nothing {
     __device__ __forceinline__ void keep(int place, int found) const {}
 };
 
-// Lists the open blocks and returns how many there are, when the whole cluster has begun. Each thread looks at
-// neighbouring blocks.
+// Lists the open blocks and returns how many there are. Each thread looks at neighbouring blocks.
 template <typename Beside = Nothing>
 __device__ __forceinline__ int list_open(
     const unsigned char* states, int batch, int group, const Params& p, const Beside& beside = Beside())
@@ -80,9 +79,6 @@ __device__ __forceinline__ int list_open(
         }
     }
     __syncthreads();
-    if (CLUSTER > 1) {
-        wait_for_cluster(); // others of the cluster may write here from now on, and end
-    }
     return total;
 }
 

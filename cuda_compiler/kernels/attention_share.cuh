@@ -1,13 +1,52 @@
 // How the positions of a head of keys are shared out among the blocks of threads of one cluster or several.
 
+// The open blocks of positions: each warp looks for itself where it has a lane for each, else all threads list them.
+struct Open {
+    static constexpr bool BY_LANES = TILES <= 32;
+
+    uint any, all;     // by lanes: bits of those that are open, of those in which the mask changes nothing
+    int count, closed; // blocks; pieces at the end of the last one
+
+    __device__ __forceinline__ Open(const unsigned char* states, int batch, int group, const Params& p)
+    {
+        if (BY_LANES) {
+            int state = state_of<TILES>(int(threadIdx.x) % 32, states, batch, group, p);
+            any = __ballot_sync(0xffffffffu, state != 0);
+            all = __ballot_sync(0xffffffffu, state == 2);
+            count = __popc(any);
+            closed = __shfl_sync(0xffffffffu, state == 2 ? 0 : state >> 2, 31 - __clz(any | 1));
+        } else {
+            any = all = 0;
+            count = list_open(states, batch, group, p);
+            closed = count == 0 ? 0 : last_closed();
+        }
+    }
+
+    __device__ __forceinline__ int pieces() const { return count * TILE_PIECES - closed; }
+
+    // A piece by its number among them, by all lanes of a warp.
+    __device__ __forceinline__ Piece piece(uint number) const
+    {
+        int within = int(number % TILE_PIECES) * PIECE, place = int(number / TILE_PIECES);
+        if (!BY_LANES) {
+            int listed = open_blocks()[place];
+            return {(listed >> 1) * BLOCK + within, !(listed & 1)};
+        }
+        uint own = 1u << int(threadIdx.x) % 32;
+        int tile = __ffs(__ballot_sync(0xffffffffu, (any & own) && __popc(any & (own - 1)) == place)) - 1;
+        return {tile * BLOCK + within, !(all >> tile & 1)};
+    }
+};
+
 // A block's share of the pieces of what is open: its warps take them in turns. As few clusters work as have enough to
 // do.
 struct Share {
+    Open open;
     int clusters, split, splits, count, warp;
 
-    __device__ __forceinline__ explicit Share(int open)
+    __device__ __forceinline__ explicit Share(const Open& open) : open(open)
     {
-        int pieces = open == 0 ? 0 : open * TILE_PIECES - last_closed();
+        int pieces = open.pieces();
         clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
         split = int(blockIdx.x);
         splits = clusters * CLUSTER;
@@ -21,9 +60,7 @@ struct Share {
     __device__ __forceinline__ bool has(int turn) const { return warp + turn * WARPS < count; }
     __device__ __forceinline__ Piece piece(int turn) const
     {
-        uint number = uint(split + (warp + turn * WARPS) * splits);
-        int tile = open_blocks()[number / TILE_PIECES];
-        return {(tile >> 1) * BLOCK + int(number % TILE_PIECES) * PIECE, !(tile & 1)};
+        return open.piece(uint(split + (warp + turn * WARPS) * splits));
     }
 };
 
@@ -112,18 +149,16 @@ struct FreshRows {
     }
 };
 
-// Records indices beyond their tensors, at the end, where nothing waits for it.
+// Records indices beyond their tensors, each by a thread.
 __device__ __forceinline__ void report_places(
     const int (&place)[2][FRESH], int batch, int head, OPERAND_PARAMETERS const Params& p)
 {
-    #pragma unroll 1
-    for (int row = 0; row < FRESH; ++row) {
-        if (place[0][row] < 0) {
-            report_key_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
-        }
-        if (place[1][row] < 0) {
-            report_value_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
-        }
+    int row = int(threadIdx.x);
+    if (row < FRESH && place[0][row] < 0) {
+        report_key_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
+    }
+    if (row < FRESH && place[1][row] < 0) {
+        report_value_place(batch, head, row, 0, OPERAND_ARGUMENTS p);
     }
 }
 #endif

@@ -46,11 +46,16 @@ __device__ __forceinline__ void begin_rows(Rows& rows)
     }
 }
 
-// Queries in shared memory are zero at first: there may be fewer rows and columns of them.
+// What no query will fill in shared memory is zero: there may be fewer rows, and columns, of them.
 __device__ __forceinline__ void clear_queries(tile_t* queries)
 {
-    for (int index = int(threadIdx.x); index < SETS * 8 * Q_PITCH / 2; index += THREADS) {
+    constexpr bool NARROW = HEAD_SIZE < QK_WIDTH;
+    for (int index = int(threadIdx.x) + (NARROW ? 0 : ROWS * Q_PITCH / 2); index < SETS * 8 * Q_PITCH / 2;
+         index += THREADS) {
         reinterpret_cast<uint*>(queries)[index] = 0;
+    }
+    if (NARROW) {
+        __syncthreads(); // others will write here
     }
 }
 
