@@ -47,7 +47,7 @@ struct Share {
     __device__ __forceinline__ explicit Share(const Open& open) : open(open)
     {
         int pieces = open.pieces();
-        clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
+        clusters = CLUSTERS == 1 || pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
         split = int(blockIdx.x);
         splits = clusters * CLUSTER;
         count = max(0, (pieces - split + splits - 1) / splits);

@@ -50,9 +50,11 @@ __device__ __forceinline__ void begin_rows(Rows& rows)
 __device__ __forceinline__ void clear_queries(tile_t* queries)
 {
     constexpr bool NARROW = HEAD_SIZE < QK_WIDTH;
-    for (int index = int(threadIdx.x) + (NARROW ? 0 : ROWS * Q_PITCH / 2); index < SETS * 8 * Q_PITCH / 2;
-         index += THREADS) {
-        reinterpret_cast<uint*>(queries)[index] = 0;
+    constexpr int FIRST = NARROW ? 0 : ROWS * Q_PITCH / 2, ALL = SETS * 8 * Q_PITCH / 2;
+    if (FIRST < ALL) {
+        for (int index = FIRST + int(threadIdx.x); index < ALL; index += THREADS) {
+            reinterpret_cast<uint*>(queries)[index] = 0;
+        }
     }
     if (NARROW) {
         __syncthreads(); // others will write here

@@ -33,7 +33,12 @@ struct bfloat {
         bits = (unsigned short)(value != value ? 0x7fffu : rounded);
 #endif
     }
-    __device__ operator float() const { return __uint_as_float(uint(bits) << 16); }
+    __device__ operator float() const
+    {
+        float value;
+        asm("mov.b32 %0, {0, %1};" : "=f"(value) : "h"(bits)); // of the upper half of a word too at once
+        return value;
+    }
 };
 
 // The lower or the upper number of 16 bits in a word.

@@ -58,17 +58,17 @@ struct Ring : RingOfCodes {
         }
     }
 
-    // Zero points begin at any byte; whole words are copied, but for what is behind the last row.
+    // Zero points begin at any byte; whole words are copied, none from behind the last row.
     __device__ __forceinline__ void copy_zeros(unsigned char* target, int lane, const Params& p) const
     {
         const uint8* bytes = reinterpret_cast<const uint8*>(from.zeros);
-        int end = p.outputs * p.zero_row;
+        int last_word = p.outputs * p.zero_row - 4;
         #pragma unroll
         for (int first_word = 0; first_word < TILE * ZERO_WORDS; first_word += 32) {
             int index = first_word + lane, row = index / ZERO_WORDS, word = index % ZERO_WORDS;
-            int at = (zero_at(tile * TILE + row, bundle, p) & ~3) + word * 4, left = end - at;
+            int at = (zero_at(tile * TILE + row, bundle, p) & ~3) + word * 4;
             if (TILE * ZERO_WORDS % 32 == 0 || row < TILE) {
-                copy_part<4>(target + index * 4, bytes + (left > 0 ? at : 0), left > 4 ? 4 : left > 0 ? left : 0);
+                copy_part<4>(target + index * 4, bytes + min(at, last_word), 4);
             }
         }
     }

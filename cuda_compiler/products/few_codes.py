@@ -88,8 +88,8 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "STAGES": sizes.stages,
             "HELD": int(sizes.holds_all(work, device)),
             "PACED": paced_blocks(ahead, blocks, shared_bytes, device) if sizes.stages > 1 else 0,
-            # most blocks begin when their vectors are there, and asking for several steps of codes takes a while
-            "VECTORS_FIRST": int(vectors.by_octets and sizes.stages > 1),
+            # many blocks begin when their vectors are there, and asking for codes takes a while
+            "VECTORS_FIRST": int(vectors.by_octets),
             "COLUMNS_SETTLED": int(around.columns_are_settled),
             "FACTOR": 0,
             **vectors.macros,

@@ -213,6 +213,7 @@ def test_on_a_processor_a_head_of_keys_has_groups_of_few_rows(
         (Sizes(256, size=32, shared=2), [0, 130, 255], 2, 1),
         (Sizes(600, size=64, groups=1, shared=3, rows=2), [14, 127, 598], 8, 1),
         (Sizes(600, size=32, groups=1, shared=2, mask="window"), [100, 599], 8, 1),
+        (Sizes(2048, size=32, groups=1, shared=2, mask="window"), [63, 2047], 8, 1),
         (Sizes(4200, size=32, groups=1, shared=2), [200, 4199], 8, 5),
     ],
     ids=str,
@@ -242,17 +243,38 @@ def launch_of(plan: ExecutionPlan) -> KernelCall:
 
 def check_on_host(plan: ExecutionPlan, sizes: Sizes, position: int, folder: Path, backwards: bool = False) -> None:
     """Runs a step thread by thread and compares with PyTorch in float64."""
-    types = {spec.name: getattr(ml_dtypes, spec.dtype.name, spec.dtype.name) for spec in (*plan.inputs, *plan.outputs)}
     given = tensors(sizes, torch.bfloat16, position)
+    faults, results = found_on_host(plan, given, folder, backwards)
+    assert not faults.any()
+    check_results(results, sizes, torch.bfloat16, given)
+
+
+def found_on_host(
+    plan: ExecutionPlan, given: Mapping[str, torch.Tensor], folder: Path, backwards: bool = False
+) -> tuple[NDArray[np.uint8], list[NDArray[np.float64]]]:
+    """What a step, run thread by thread, leaves: the record of faults, and all outputs."""
+    types = {spec.name: getattr(ml_dtypes, spec.dtype.name, spec.dtype.name) for spec in (*plan.inputs, *plan.outputs)}
     stored = {spec.name: host_numbers(given[spec.name]).astype(types[spec.name]) for spec in plan.inputs}
     bytes_of = {name: array.view(np.uint8) for name, array in stored.items()}
     found, kept = run_plan_on_host(plan, bytes_of, folder, backwards), dict(plan.state)
-    assert not found[Role.FAULTS.value].any()
-    results = [
+    return found[Role.FAULTS.value], [
         found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(np.float64).reshape(spec.shape)
         for spec in plan.outputs
     ]
-    check_results(results, sizes, torch.bfloat16, given)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
+@pytest.mark.parametrize("lost", range(3))
+def test_on_a_processor_a_new_row_without_a_place_is_told_of_and_not_written(lost: int, tmp_path: Path) -> None:
+    sizes = Sizes(256, size=32, shared=2, rows=3)
+    given = tensors(sizes, torch.bfloat16, 130)
+    given["positions"][lost] = sizes.length
+    faults, (_, *caches) = found_on_host(on_host(sizes), given, tmp_path)
+    assert faults.any()
+    for name, cache in zip(("keys", "values"), caches, strict=True):
+        differs = cache != host_numbers(given[name]).astype(np.float64)
+        rows = np.flatnonzero(differs.reshape(-1, sizes.length, sizes.size).any(axis=(0, 2)))
+        assert list(rows) == [130 + row for row in range(3) if row != lost]
 
 
 @BOTH

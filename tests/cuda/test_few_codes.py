@@ -119,9 +119,9 @@ def test_rows_of_few_exponents_are_computed_with_their_factor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("behind", "stages", "first"), [("norm ahead", 2, 1), ("norm ahead", 1, 0), ("", 2, 0), ("layer norm ahead", 2, 0)]
+    ("behind", "stages", "first"), [("norm ahead", 2, 1), ("norm ahead", 1, 1), ("", 2, 0), ("layer norm ahead", 2, 0)]
 )
-def test_rows_that_are_computed_are_asked_for_ahead_of_several_steps_of_codes(
+def test_rows_that_are_computed_are_asked_for_ahead_of_codes(
     behind: str, stages: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     force(monkeypatch, FewCodes(4, 2, stages))

@@ -163,6 +163,7 @@ static unsigned __ballot_sync(unsigned mask, int value)
 static int __any_sync(unsigned mask, int value) { return __ballot_sync(mask, value) != 0; }
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static int __ffs(int bits) { return __builtin_ffs(bits); }
+static int __clz(unsigned bits) { return bits ? __builtin_clz(bits) : 32; }
 template <typename T> static T atomicAdd(T* sum, T value) { return (*sum += value) - value; }
 template <typename T> static T __ldcg(const T* source) { return *source; }
 template <typename T> static void __stcg(T* target, T value) { *target = value; }

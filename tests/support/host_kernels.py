@@ -33,6 +33,7 @@ _STATEMENTS = {
     r'asm\("cvt\.rn\.f16\.f32 .*?;"[^;]*;': "bits = host_half(value);",
     r'asm\("cvt\.f32\.f16 .*?;"[^;]*;': "value = host_float(bits);",
     r'asm\("cvt\.rn\.bf16\.f32 .*?;"[^;]*;': "bits = host_bfloat(value);",
+    r'asm\("mov\.b32 %0, \{0, %1\};"[^;]*;': "value = __uint_as_float(unsigned(bits) << 16);",
     r'asm\("rcp\.approx\.ftz\.f32 .*?;"[^;]*;': "reciprocal = 1.0f / divisor;",
     r'asm\("ex2\.approx\.ftz\.f32 .*?;"[^;]*;': "power = exp2f(exponent);",
     r'asm\("sub\.f16x2 .*?;"[^;]*;': "result = pairwise(b, 0xbc00bc00u, a, true);",
