@@ -108,6 +108,9 @@ def tensors(sizes: Sizes, dtype: torch.dtype, position: int = 0) -> dict[str, to
         given["mask"] = (closed + torch.randn((1, sizes.shared * sizes.groups, 1, 1), generator=generator)).to(dtype)
     elif sizes.mask == "window":
         given["mask"] = (open_up_to & (torch.arange(sizes.length) > given["positions"][:, None] - 70))[None, None]
+    elif sizes.mask == "hole":
+        hole = (torch.arange(sizes.length) >= 20) & (torch.arange(sizes.length) < 70)
+        given["mask"] = (open_up_to & ~hole)[None, None]
     elif sizes.mask == "closed":
         given["mask"] = torch.zeros((1, 1, sizes.rows, sizes.length), dtype=torch.bool)
     return given
@@ -173,6 +176,7 @@ def check_results(
         (Sizes(1000, mask="numbers"), [0, 500, 999]),
         (Sizes(1000, mask="window"), [0, 69, 500, 999]),
         (Sizes(1000, mask="closed"), [0, 999]),
+        (Sizes(4200, mask="closed"), [0, 4199]),
         (Sizes(333, mask="none"), [0, 332]),
         (Sizes(5000, groups=1, shared=5, mask="none"), [4999]),
         (Sizes(2048, rows=8), [0, 5, 60, 128, 1000, 2040]),
@@ -214,6 +218,8 @@ def test_on_a_processor_a_head_of_keys_has_groups_of_few_rows(
         (Sizes(600, size=64, groups=1, shared=3, rows=2), [14, 127, 598], 8, 1),
         (Sizes(600, size=32, groups=1, shared=2, mask="window"), [100, 599], 8, 1),
         (Sizes(2048, size=32, groups=1, shared=2, mask="window"), [63, 2047], 8, 1),
+        (Sizes(600, size=32, groups=1, shared=2, mask="hole"), [250, 599], 8, 1),
+        (Sizes(2100, size=32, groups=1, shared=2), [40, 2099], 8, 1),
         (Sizes(4200, size=32, groups=1, shared=2), [200, 4199], 8, 5),
     ],
     ids=str,
