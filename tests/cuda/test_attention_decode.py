@@ -215,6 +215,7 @@ def test_on_a_processor_a_head_of_keys_has_groups_of_few_rows(
     ("sizes", "positions", "blocks", "clusters"),
     [
         (Sizes(256, size=32, shared=2), [0, 130, 255], 2, 1),
+        (Sizes(256, size=24, groups=1, shared=8), [130], 2, 1),
         (Sizes(600, size=64, groups=1, shared=3, rows=2), [14, 127, 598], 8, 1),
         (Sizes(600, size=32, groups=1, shared=2, mask="window"), [100, 599], 8, 1),
         (Sizes(2048, size=32, groups=1, shared=2, mask="window"), [63, 2047], 8, 1),
