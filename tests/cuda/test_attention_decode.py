@@ -220,7 +220,7 @@ def test_on_a_processor_a_head_of_keys_has_groups_of_few_rows(
         (Sizes(600, size=32, groups=1, shared=2, mask="window"), [100, 599], 8, 1),
         (Sizes(2048, size=32, groups=1, shared=2, mask="window"), [63, 2047], 8, 1),
         (Sizes(600, size=32, groups=1, shared=2, mask="hole"), [250, 599], 8, 1),
-        (Sizes(2100, size=32, groups=1, shared=2), [40, 2099], 8, 1),
+        (Sizes(2100, size=32, groups=1, shared=2, mask="window"), [40, 2099], 8, 1),
         (Sizes(4200, size=32, groups=1, shared=2), [200, 4199], 8, 5),
     ],
     ids=str,
