@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
     auto fill = [&] { fill_stages(ring, stages, STAGE_BYTES, further, p); };
-    if (!VECTORS_FIRST) {
+    if (PROLOGUE != 2) { // else behind the loads of vectors: many blocks begin when these are there already
         fill();
     }
     Codebook codebook;

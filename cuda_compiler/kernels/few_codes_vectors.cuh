@@ -72,12 +72,12 @@ struct Vectors {
 
     // Computes the vectors, whole rows, by all threads; a barrier is to follow. `load` loads what eight elements of one
     // are made of, of which `compute` makes them, and gives what they add to a sum of the row. Each warp leaves what its
-    // own add. With VECTORS_FIRST each calls `meanwhile` once, while it waits for the first of its loads, if any.
+    // own add. Each calls `meanwhile` once, while it waits for the first of its loads, if any.
     template <typename Load, typename Compute, typename Meanwhile>
     __device__ __forceinline__ void compute(
         float (&row_parts)[VECTORS][SPLIT], Load load, Compute compute, Meanwhile meanwhile) const
     {
-        bool waits = VECTORS_FIRST;
+        bool waits = true;
         int warp = int(threadIdx.x) / 32, own = warp % SPLIT * 32 + int(threadIdx.x) % 32;
         #pragma unroll 1
         for (int v = warp / SPLIT; v < VECTORS; v += BLOCK_WARPS / SPLIT) {

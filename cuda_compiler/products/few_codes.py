@@ -33,7 +33,7 @@ FEW_CODES = KernelTemplate(
     params="int outputs, tiles, vector_row, zero_row",
     macros=(
         f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD PACED FACTOR "
-        f"VECTORS_FIRST COLUMNS_SETTLED {VECTOR_MACROS}"
+        f"COLUMNS_SETTLED {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros entries vector",
     threads=lambda macros: 32 * macros["TEAMS"] * macros["WARPS_K"],
@@ -88,8 +88,6 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "STAGES": sizes.stages,
             "HELD": int(sizes.holds_all(work, device)),
             "PACED": paced_blocks(ahead, blocks, shared_bytes, device) if sizes.stages > 1 else 0,
-            # many blocks begin when their vectors are there, and asking for codes takes a while
-            "VECTORS_FIRST": int(vectors.by_octets),
             "COLUMNS_SETTLED": int(around.columns_are_settled),
             "FACTOR": 0,
             **vectors.macros,
