@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cuda_compiler.dialect import CUDA, FLOAT8_CODE, NUMBER_OF_BYTE, PACK_OF_BYTES, PACK_OF_FLOAT8, SUM_OF_LANES
 from cuda_compiler.early_launches import EarlyLaunch, kernel_number
 from npu_compiler.artifact.plan import KernelSource
@@ -22,6 +24,9 @@ _CALLED = {
 
 QUIET_CHECK = "quiet_index"
 """As `CHECK`, without a record of the fault (checks.cuh)."""
+
+_BODY = re.compile(r'extern "C" __global__ [^{]*\{\n')
+"""What stands ahead of a kernel's first statement."""
 
 
 class _CUDAKernels(KernelWriter):
@@ -45,11 +50,18 @@ class _CUDAKernels(KernelWriter):
             *(self.file("common.cuh"), definitions(macros), declaration),
             *map(self.file, (*checks, *before)),
             *(own or [""]),
-            *map(self.file, (*after, f"{template.entry}.cuh")),
+            *map(self.file, after),
+            _with_places(self.file(f"{template.entry}.cuh"), launch.threads),
         )
 
     def number(self, launch: Launch, source: KernelSource, lowering: Lowering) -> int:
         return kernel_number(source, lowering, isinstance(launch, EarlyLaunch) and launch.hurries)
+
+
+def _with_places(text: str, threads: tuple[int, int, int]) -> str:
+    """A kernel's file, of which the kernel first tells the compiler how many threads a block has (common.cuh)."""
+    begin = f"    know_places<{', '.join(map(str, threads))}>();\n"
+    return _BODY.sub(lambda found: found[0] + begin, text)
 
 
 KERNELS = _CUDAKernels()

@@ -41,6 +41,20 @@ struct bfloat {
     }
 };
 
+// Tells the compiler what it does not find by itself: numbers of threads and blocks are not negative as signed ones
+// either. Quotients and remainders of these are then shifts and masks alone. Each kernel begins with it, and need not
+// say so (skeleton.py). X, Y and Z are the threads of a block.
+template <int X, int Y, int Z>
+__device__ __forceinline__ void know_places()
+{
+    __builtin_assume(int(threadIdx.x) >= 0 && int(threadIdx.x) < X);
+    __builtin_assume(int(threadIdx.y) >= 0 && int(threadIdx.y) < Y);
+    __builtin_assume(int(threadIdx.z) >= 0 && int(threadIdx.z) < Z);
+    __builtin_assume(int(blockIdx.x) >= 0 && int(gridDim.x) > 0);
+    __builtin_assume(int(blockIdx.y) >= 0 && int(gridDim.y) > 0);
+    __builtin_assume(int(blockIdx.z) >= 0 && int(gridDim.z) > 0);
+}
+
 // The lower or the upper number of 16 bits in a word.
 template <typename T>
 __device__ __forceinline__ float number_in_pair(uint pair, int which)

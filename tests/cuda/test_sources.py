@@ -10,6 +10,7 @@ import torch
 
 import npu_compiler
 from cuda_runtime.nvrtc import architectures, compile_kernel
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
 from npu_compiler.graph.lane_tokens import Feature, lane_row_ir, lane_rows_ir, lane_tokens_ir
@@ -73,6 +74,16 @@ def test_kernels_that_choose_tokens_compile(architecture: int) -> None:
     irs += [lane_rows_ir(8, 9, {*Feature})]
     programs = [npu_compiler.compile(ir, "cuda", str(ir.get("compute_dtype", kind))) for ir in irs]
     _compile_all(programs, architecture)
+
+
+def test_every_kernel_first_tells_how_many_threads_a_block_has() -> None:
+    for case in COMPUTED[::_EVERY]:
+        plan = npu_compiler.compile(case.ir(torch.float32), "cuda").main
+        for call in plan.calls:
+            if isinstance(call, KernelCall):
+                text = plan.kernels[call.kernel].text
+                threads = ", ".join(map(str, call.block))
+                assert text.count(f"    know_places<{threads}>();\n") == text.count("know_places<") == 1
 
 
 def test_refused_kernel_names_itself_and_the_reason() -> None:

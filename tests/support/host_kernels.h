@@ -21,6 +21,7 @@
 #define __grid_constant__
 #define __cluster_dims__(...)
 #define __CUDA_ARCH__ 900
+#define __builtin_assume(known) (known) ? (void)0 : abort()
 
 struct float2 { float x, y; };
 struct uint2 { unsigned x, y; };
