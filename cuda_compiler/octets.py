@@ -6,14 +6,15 @@ before it is multiplied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Self
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import each_element, packed_loads, with_packs
+from cuda_compiler.packing import PackedLoad, each_element, packed_loads, with_packs
 from cuda_compiler.rows import ask_ahead, vector_operands
-from npu_compiler.dtypes import FLOAT32
+from npu_compiler.dtypes import BFLOAT16, FLOAT32
 from npu_compiler.lowering.anchors import pointer_macros, pointer_parameters
 from npu_compiler.lowering.dialect import LeafNames, Printer
 from npu_compiler.lowering.loops import flops_of
@@ -32,7 +33,7 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
 
     ``load_octet`` loads what eight elements of a row are made of, and waits for none of it. ``row_octet`` computes them
     without the row's factor, and returns their part of the sum of which ``row_factor`` makes that. The macro ``FACTOR``
-    is 0 where there is none.
+    is 0 where there is none. Where they are products of numbers of bfloat16, ``RowOctet::are_products`` gives these.
 
     Args:
         operand: The rows.
@@ -53,6 +54,7 @@ def octet_prologue(operand: Computed, lowering: Lowering, blocks: int) -> Prolog
     lines = [
         "struct RowOctet {",
         *(f"    {pack} {name};" for pack, name, _ in packs),
+        *_product_lines(found.element, loads),
         "};",
         f"{CUDA.inline} RowOctet load_octet(int row, int c, {parameters}",
         "{",
@@ -128,6 +130,30 @@ class _Parts:
         printer.define(self.sum, "sum" if self.constant is None else f"(sum * {printer.value(self.constant)})")
         value = printer.value(self.factor)
         return [*printer.lines, f"    return {value};"]
+
+
+def _product_lines(element: Expr, loads: Sequence[PackedLoad]) -> list[str]:
+    """What an octet says of its elements as products, of two of its packs."""
+    stored = CUDA.storage[BFLOAT16.name]
+    names: dict[Expr, str] = {load.leaf: f"x{n}" for n, load in enumerate(loads) if load.storage == stored}
+    args = element.args if isinstance(element, Call) and element.fn == "mul" else ()
+    factors = [names.get(_before_casts(arg)) for arg in args]
+    given = [] if None in factors else factors
+    pack = f"Pack<{stored}, {_SIZE}>"
+    return [
+        f"    {CUDA.inline} bool are_products({pack}& left, {pack}& right) const",
+        "    {",
+        *(f"        {name} = {factor};" for name, factor in zip(("left", "right"), given, strict=False)),
+        f"        return {str(bool(given)).lower()};",
+        "    }",
+    ]
+
+
+def _before_casts(expr: Expr) -> Expr:
+    """What stands below conversions that keep each number of bfloat16."""
+    while isinstance(expr, Call) and expr.fn == "cast" and expr.dtype in (BFLOAT16, FLOAT32):
+        (expr,) = expr.args
+    return expr
 
 
 def _without_constant(expr: Expr) -> tuple[Expr, Const | None]:

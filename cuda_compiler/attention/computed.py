@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import each_element, packed_loads, with_packs
 from cuda_compiler.skeleton import QUIET_CHECK
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.cache_codes import is_coded
-from npu_compiler.lowering.dialect import CHECK
+from npu_compiler.lowering.dialect import CHECK, Printer
 from npu_compiler.lowering.element import ElementFunction, element_function
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Paged, Scattered
 from npu_compiler.lowering.problems.operand import Operand
@@ -20,10 +22,37 @@ from npu_compiler.tensor.expr import Expr
 
 __all__ = ["FUNCTION_MACROS", "Functions", "functions_of", "new_rows"]
 
-FUNCTION_MACROS = "OPERAND_PARAMETERS OPERAND_ARGUMENTS"
+FUNCTION_MACROS = "OPERAND_PACK OPERAND_PARAMETERS OPERAND_ARGUMENTS"
 """What `Functions.macros` defines for a kernel's file."""
 
+_PACK = 4  # neighbours of a row that a thread computes together; rows are whole chunks of twice as many
 _PLACE = "_place"  # ends the names of functions that say where a new row of a cache goes
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """A function that computes neighbours of a row: of these, what lies side by side is loaded at once."""
+
+    name: str
+    expr: Expr
+    operands: Operands
+
+    def text(self, pointers: str) -> str:
+        loads = packed_loads(self.operands, [self.expr], _PACK)
+        printer = Printer(CUDA, with_packs(self.operands, loads).names, " " * 8)
+        value = printer.value(self.expr)
+        lines = [
+            f"{CUDA.inline} void {self.name}(",
+            f"    float (&value)[{_PACK}], int batch, int head, int row, int col, {pointers}{CUDA.params})",
+            "{",
+            *(f"    const Pack<{load.storage}, {_PACK}> x{n} = {load.source};" for n, load in enumerate(loads)),
+            *each_element("col", _PACK, "    "),
+            *printer.lines,
+            f"        value[u] = {value};",
+            "    }",
+            "}",
+        ]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -31,19 +60,22 @@ class Functions:
     """Device functions that compute elements of operands, each with the parameters of all: they are passed on together.
 
     Attributes:
-        each: The functions.
+        each: The functions, as of one element; `packs` may be there in the place of some.
+        packs: Those of neighbours of a row.
         reports_late: Whether places that are no places are told of at the end, by one thread. They are needed early, by
             every thread, and a branch that records a fault would have all of them wait for the index there. So this is
             left to a function ``report_...`` of its own.
     """
 
     each: tuple[ElementFunction, ...]
+    packs: tuple[_Pack, ...]
     reports_late: bool
 
     @property
     def macros(self) -> dict[str, object]:
         """What the kernel's file is told of what they read."""
         return {
+            "OPERAND_PACK": _PACK,
             "OPERAND_PARAMETERS": "".join(pointer_parameters(function.operands, CUDA) for function in self.each),
             "OPERAND_ARGUMENTS": "".join(pointer_arguments(function.operands) for function in self.each),
         }
@@ -61,7 +93,7 @@ class Functions:
                 texts.append(replace(function, name=f"report_{function.name}").text(pointers, CUDA))
                 text = text.replace(f"{CHECK}(", f"{QUIET_CHECK}(")
             texts.append(text)
-        return "\n".join(texts)
+        return "\n".join([*texts, *(pack.text(pointers) for pack in self.packs)])
 
 
 def new_rows(operand: Operand) -> tuple[Expr, Group] | None:
@@ -75,30 +107,29 @@ def new_rows(operand: Operand) -> tuple[Expr, Group] | None:
 
 
 def functions_of(problem: Attention, lowering: Lowering, *, one_place: bool) -> Functions:
-    """A function ``query_value`` that gives an element of the queries, from memory or computed.
+    """Functions ``query_value`` and ``query_pack`` that give elements of the queries, from memory or computed: one, or
+    ``OPERAND_PACK`` neighbours of a row.
 
-    With new keys and values ``key_value`` and ``value_value`` give theirs.
+    With new keys and values ``key_value``, ``key_pack``, ``value_value`` and ``value_pack`` give theirs.
 
     Args:
         problem: What is to be computed.
         lowering: Where the trace's tensors are.
         one_place: Whether ``fresh_place`` says where both go; else ``key_place`` and ``value_place`` do.
     """
-    wanted = {"query_value": (problem.q.element, problem.q.shape)}
-    places: dict[str, tuple[Expr, tuple[int, ...]]] = {}
+    numbers, places = {"query": (problem.q.element, problem.q.shape)}, {}
     for name, operand in (("key", problem.k), ("value", problem.v)):
         rows = new_rows(operand)
         if rows is not None:
-            numbers, made = rows
+            new, made = rows
             assert made.index is not None
-            wanted[f"{name}_value"] = numbers, made.shape
-            (places if one_place else wanted)[f"{name}{_PLACE}"] = made.index, made.shape
-    if places:
-        wanted[f"fresh{_PLACE}"] = places[f"key{_PLACE}"]
-    return Functions(
-        tuple(
-            element_function(name, expr, shape, lowering.tensors, f"f{number}", CUDA)
-            for number, (name, (expr, shape)) in enumerate(wanted.items())
-        ),
-        reports_late=not one_place,
-    )
+            numbers[name] = new, made.shape
+            places["fresh" if one_place else name] = made.index, made.shape
+    wanted = {f"{name}_value": expr for name, expr in numbers.items()}
+    wanted |= {f"{name}{_PLACE}": expr for name, expr in places.items()}
+    each = {
+        name: element_function(name, expr, shape, lowering.tensors, f"f{number}", CUDA)
+        for number, (name, (expr, shape)) in enumerate(wanted.items())
+    }
+    packs = (_Pack(f"{name}_pack", expr, each[f"{name}_value"].operands) for name, (expr, _) in numbers.items())
+    return Functions((*each.values(),), (*packs,), reports_late=not one_place)

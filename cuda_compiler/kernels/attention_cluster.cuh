@@ -39,16 +39,17 @@ __device__ __forceinline__ void give(const Parts& parts, T* target, int owner, c
 #endif
 }
 
-// Adds up the results of `busy` warps of the block, and sends each slice to the block that finishes it.
+// Adds up the results of `busy` warps of the block, at most MOST, and sends each slice to the block that finishes it.
+template <int MOST>
 __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int rank, int busy)
 {
-    float weight[WARPS];
+    float weight[MOST];
     // The last threads send sums, as the first have results.
     for (int index = THREADS - 1 - int(threadIdx.x); index < ROWS * CLUSTER; index += THREADS) {
         int row = index % ROWS, owner = index / ROWS;
-        float top = weigh_warps(weight, parts, row, busy), sum = 0.0f;
+        float top = weigh_warps<MOST>(weight, parts, row, busy), sum = 0.0f;
         #pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) {
+        for (int warp = 0; warp < MOST; ++warp) {
             sum += warp < busy ? weight[warp] * parts.sum[warp][row] : 0.0f;
         }
         give(parts, &parts.block[rank][row], owner, make_float2(top, sum));
@@ -56,9 +57,9 @@ __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int
     for (int index = int(threadIdx.x) * 4; index < RESULTS; index += THREADS * 4) {
         int row = index / V_WIDTH, column = index % V_WIDTH;
         float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        weigh_warps(weight, parts, row, busy);
+        weigh_warps<MOST>(weight, parts, row, busy);
         #pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) {
+        for (int warp = 0; warp < MOST; ++warp) {
             if (warp < busy) {
                 const float* source = warp_results(ring, warp) + row * RESULT_PITCH + column;
                 float4 part = *reinterpret_cast<const float4*>(source);

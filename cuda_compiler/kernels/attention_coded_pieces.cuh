@@ -37,7 +37,11 @@ struct Pools {
     }
 };
 
-__device__ __forceinline__ int piece_query_place(int column) { return coded_query_place(column); }
+template <typename Own>
+__device__ __forceinline__ void leave_piece_queries(const Own& own, tile_t* queries)
+{
+    leave_coded(own, queries);
+}
 __device__ __forceinline__ void load_piece_queries(CodedQueries& query, const tile_t* queries) { query.load(queries); }
 __device__ __forceinline__ float piece_result(const Rows& rows, int set, int e, int u)
 {
@@ -50,7 +54,7 @@ static_assert(K_SCALE_PAGE == PAGE_PLACES && V_SCALE_PAGE == PAGE_PLACES, "scale
 
 // The new keys and values of a block's text, side by side, and where they go.
 struct NewRows {
-    float number[FRESH][NEW];
+    alignas(16) float number[FRESH][NEW];
     long long place[FRESH];
 };
 
@@ -58,13 +62,15 @@ struct NewRows {
 template <typename Own>
 __device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const Pools&, bool)
 {
-    own.keys.each([&](int row, int column, float value, long long place) {
-        rows.number[row][column] = value;
+    own.keys.each([&](int row, int column, const float (&value)[OPERAND_PACK], long long place) {
+        store_pack(&rows.number[row][column], pack_of<float>(value));
         if (column == 0) {
             rows.place[row] = place;
         }
     });
-    own.values.each([&](int row, int column, float value, long long) { rows.number[row][HEAD_SIZE + column] = value; });
+    own.values.each([&](int row, int column, const float (&value)[OPERAND_PACK], long long) {
+        store_pack(&rows.number[row][HEAD_SIZE + column], pack_of<float>(value));
+    });
 }
 
 // Writes them to the pages, in codes, a row for a warp: the last ones first, which have the fewest pieces.

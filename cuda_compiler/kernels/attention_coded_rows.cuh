@@ -66,6 +66,15 @@ __device__ __forceinline__ int coded_query_place(int column)
     return column / 4 * 4 + column % 2 * 2 + column % 4 / 2;
 }
 
+// Puts a thread's part of the queries where all threads can read them.
+template <typename Own>
+__device__ __forceinline__ void leave_coded(const Own& own, tile_t* queries)
+{
+    own.each([&](int row, int column, float value) {
+        queries[row * Q_PITCH + coded_query_place(column)] = tile_t(value);
+    });
+}
+
 // Adds what rows of codes that are all zero make, where these are taken as they are.
 __device__ __forceinline__ void multiply_zeros(float (&sum)[4], uint b0, uint b1)
 {

@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, IS_ALONE ? 1 : 2) attentio
     if (warp < WARPS - FRESH_WARPS) {
         OwnQueries<(WARPS - FRESH_WARPS) * 32> own;
         own.compute(batch, group, OPERAND_ARGUMENTS p);
-        own.leave(queries, coded_query_place);
+        leave_coded(own, queries);
     }
 #if FRESH
     fresh.leave_places(places);

@@ -14,35 +14,22 @@
 __device__ __forceinline__ void compute_inputs(
     tile_t* queries, tile_t* fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
-    constexpr int NEW = HEAD_SIZE + VALUE_SIZE, KEYS = FRESH * HEAD_SIZE, VALUES = FRESH * VALUE_SIZE;
-    float key[turns_of(KEYS) + 1], value[turns_of(VALUES) + 1];
     OwnQueries<> own;
     own.compute(batch, group, OPERAND_ARGUMENTS p);
 #if FRESH
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(KEYS); ++turn) {
-        int index = element_of_turn<KEYS>(turn);
-        key[turn] = key_value(batch, group / HEAD_PARTS, index / HEAD_SIZE, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
-    }
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(VALUES); ++turn) {
-        int index = element_of_turn<VALUES>(turn);
-        value[turn] =
-            value_value(batch, group / HEAD_PARTS, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
-    }
+    OwnPacks<FRESH, HEAD_SIZE> keys;
+    OwnPacks<FRESH, VALUE_SIZE> values;
+    keys.compute([&](float (&value)[OPERAND_PACK], int row, int column) {
+        key_pack(value, batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
+    });
+    values.compute([&](float (&value)[OPERAND_PACK], int row, int column) {
+        value_pack(value, batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
+    });
 #endif
-    own.leave(queries, query_place);
+    own.store<Q_PITCH>(queries);
 #if FRESH
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(KEYS); ++turn) {
-        int index = element_of_turn<KEYS>(turn);
-        fresh[index / HEAD_SIZE * NEW + index % HEAD_SIZE] = tile_t(key[turn]);
-    }
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(VALUES); ++turn) {
-        int index = element_of_turn<VALUES>(turn);
-        fresh[index / VALUE_SIZE * NEW + HEAD_SIZE + index % VALUE_SIZE] = tile_t(value[turn]);
-    }
+    keys.store<HEAD_SIZE + VALUE_SIZE>(fresh);
+    values.store<HEAD_SIZE + VALUE_SIZE>(fresh + HEAD_SIZE);
 #endif
 }
 

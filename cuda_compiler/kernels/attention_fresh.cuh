@@ -18,40 +18,28 @@ __device__ __forceinline__ float fresh_value(int token, int group, int column, O
 }
 
 // A thread's part of the new keys, or values, of its text, and where in the pool they go. Places can be found before
-// the grid ahead has finished. There is no branch between the loads.
+// the grid ahead has finished.
 template <int SIZE>
-struct OwnRows {
-    static constexpr int TURNS = turns_of(FRESH * SIZE);
-    float value[TURNS];
-    long long place[TURNS]; // negative where there is none
+struct OwnRows : OwnPacks<FRESH, SIZE> {
+    typedef PlaceOfTurn<FRESH, SIZE> Place;
+    long long place[Place::TURNS]; // negative where there is none
 
     __device__ __forceinline__ void find(int batch, OPERAND_PARAMETERS const Params& p)
     {
         #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            int token = batch * FRESH + element_of_turn<FRESH * SIZE>(turn) / SIZE;
-            place[turn] = fresh_place(0, token, 0, 0, OPERAND_ARGUMENTS p);
+        for (int turn = 0; turn < Place::TURNS; ++turn) {
+            place[turn] = fresh_place(0, batch * FRESH + Place(turn).row, 0, 0, OPERAND_ARGUMENTS p);
         }
     }
 
-    template <typename Compute>
-    __device__ __forceinline__ void compute(int batch, Compute value_of)
-    {
-        #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            int index = element_of_turn<FRESH * SIZE>(turn);
-            value[turn] = value_of(batch * FRESH + index / SIZE, index % SIZE);
-        }
-    }
-
-    // Calls for each element: its row, its column, itself and the place of its row.
+    // Calls for each turn: its row, its column, its values and the place of the row.
     template <typename Use>
     __device__ __forceinline__ void each(Use use) const
     {
         #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            int index = element_of_turn<FRESH * SIZE>(turn);
-            use(index / SIZE, index % SIZE, value[turn], place[turn]);
+        for (int turn = 0; turn < Place::TURNS; ++turn) {
+            Place at(turn);
+            use(at.row, at.column, this->value[turn], place[turn]);
         }
     }
 };
@@ -69,10 +57,12 @@ struct OwnNew {
 
     __device__ __forceinline__ void compute(int batch, int group, OPERAND_PARAMETERS const Params& p)
     {
-        keys.compute(
-            batch, [&](int token, int column) { return key_value(0, token, group, column, OPERAND_ARGUMENTS p); });
-        values.compute(
-            batch, [&](int token, int column) { return value_value(0, token, group, column, OPERAND_ARGUMENTS p); });
+        keys.compute([&](float (&value)[OPERAND_PACK], int row, int column) {
+            key_pack(value, 0, batch * FRESH + row, group, column, OPERAND_ARGUMENTS p);
+        });
+        values.compute([&](float (&value)[OPERAND_PACK], int row, int column) {
+            value_pack(value, 0, batch * FRESH + row, group, column, OPERAND_ARGUMENTS p);
+        });
     }
 };
 #endif

@@ -74,7 +74,7 @@ __device__ __forceinline__ int list_open(
             open_blocks()[before] = (unsigned short)((first + index) * 2 + (state[index] == 2));
             beside.keep(before, known[index]);
             if (++before == total) {
-                last_closed() = state[index] == 2 ? 0 : state[index] >> 2;
+                last_closed() = state[index] >> 2;
             }
         }
     }
@@ -88,13 +88,17 @@ __device__ __forceinline__ void finish_shares(
     Parts& parts, unsigned char* ring, const Share& share, int batch, int group, SINK_PARAMETER float* partial,
     OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int rank = int(blockIdx.x) % CLUSTER;
+    constexpr int FEW = WARPS < 2 ? WARPS : 2; // so many parts take a fourth of the instructions
+    int rank = int(blockIdx.x) % CLUSTER, busy = share.busy_warps();
     __syncthreads();
+    if (busy <= FEW) {
+        hand_over<FEW>(parts, ring, rank, busy);
+    } else {
+        hand_over<WARPS>(parts, ring, rank, busy);
+    }
 #if CLUSTER > 1
-    hand_over(parts, ring, rank, share.busy_warps());
     wait_for_phase(shared_address(&parts.arrived), 0);
 #else
-    hand_over(parts, ring, rank, share.busy_warps());
     __syncthreads();
 #endif
     finish_slice(parts, rank, share.clusters, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);

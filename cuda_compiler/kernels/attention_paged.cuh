@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
 #endif
     OwnQueries<> own;
     own.compute(batch, group, OPERAND_ARGUMENTS p);
-    own.leave(queries, piece_query_place);
+    leave_piece_queries(own, queries);
 #if FRESH
     leave_new(new_rows, own_new, pools, share.is_first());
 #endif

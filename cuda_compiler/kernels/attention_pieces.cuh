@@ -17,7 +17,11 @@ struct Pools {
     }
 };
 
-__device__ __forceinline__ int piece_query_place(int column) { return query_place(column); }
+template <typename Own>
+__device__ __forceinline__ void leave_piece_queries(const Own& own, tile_t* queries)
+{
+    own.template store<Q_PITCH>(queries);
+}
 __device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries)
 {
     load_queries(query, queries);
@@ -39,23 +43,23 @@ __device__ __forceinline__ int piece_column(int e, int u) { return lane_column(e
 #if FRESH
 // The new keys and values of a block's text, side by side.
 struct NewRows {
-    tile_t number[FRESH][NEW];
+    alignas(16) tile_t number[FRESH][NEW];
 };
 
 // Puts a thread's part of them where the whole block can read it, and, in the block that `writes`, into the pages.
 template <typename Own>
 __device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const Pools& pools, bool writes)
 {
-    own.keys.each([&](int row, int column, float value, long long place) {
-        rows.number[row][column] = tile_t(value);
+    own.keys.each([&](int row, int column, const float (&value)[OPERAND_PACK], long long place) {
+        store_pack(&rows.number[row][column], pack_of<tile_t>(value));
         if (writes && place >= 0) {
-            pools.k[place * K_ROW + column] = tile_t(value);
+            store_pack(pools.k + place * K_ROW + column, pack_of<tile_t>(value));
         }
     });
-    own.values.each([&](int row, int column, float value, long long place) {
-        rows.number[row][HEAD_SIZE + column] = tile_t(value);
+    own.values.each([&](int row, int column, const float (&value)[OPERAND_PACK], long long place) {
+        store_pack(&rows.number[row][HEAD_SIZE + column], pack_of<tile_t>(value));
         if (writes && place >= 0) {
-            pools.v[place * V_ROW + column] = tile_t(value);
+            store_pack(pools.v + place * V_ROW + column, pack_of<tile_t>(value));
         }
     });
 }

@@ -14,7 +14,7 @@ struct Open {
             any = __ballot_sync(0xffffffffu, state != 0);
             all = __ballot_sync(0xffffffffu, state == 2);
             count = __popc(any);
-            closed = __shfl_sync(0xffffffffu, state == 2 ? 0 : state >> 2, 31 - __clz(any | 1));
+            closed = __shfl_sync(0xffffffffu, state >> 2, 31 - __clz(any | 1));
         } else {
             any = all = 0;
             count = list_open(states, batch, group, p);

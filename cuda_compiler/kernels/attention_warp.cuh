@@ -61,43 +61,92 @@ __device__ __forceinline__ void clear_queries(tile_t* queries)
     }
 }
 
-// The element of COUNT that one of some threads computes in a turn; the last element where there are no more.
-template <int COUNT, int SOME = THREADS>
-__device__ __forceinline__ int element_of_turn(int turn)
-{
-    return min(turn * SOME + int(threadIdx.x), COUNT - 1);
-}
-constexpr int turns_of(int count, int threads = THREADS) { return (count + threads - 1) / threads; }
+// The OPERAND_PACK neighbours, of COUNT rows of SIZE columns, that one of SOME threads has in a turn, from a column on;
+// where there are no more, others again. Where turns are whole rows, the column is the same in all of them.
+template <int COUNT, int SIZE, int SOME = THREADS>
+struct PlaceOfTurn {
+    static constexpr int PACKS = SIZE / OPERAND_PACK, TURNS = (COUNT * PACKS + SOME - 1) / SOME;
+    static_assert(SIZE % OPERAND_PACK == 0, "rows are whole packs");
+    int row, column;
 
-// A thread's part of the queries, which the first COUNT threads compute. There is no branch between the loads, so that
-// all of them are issued before the first is waited for.
-template <int COUNT = THREADS>
-struct OwnQueries {
-    float value[turns_of(ROWS * HEAD_SIZE, COUNT)];
-
-    __device__ __forceinline__ void compute(int batch, int group, OPERAND_PARAMETERS const Params& p)
+    __device__ __forceinline__ explicit PlaceOfTurn(int turn)
     {
-        #pragma unroll
-        for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE, COUNT); ++turn) {
-            int index = element_of_turn<ROWS * HEAD_SIZE, COUNT>(turn), row = index / HEAD_SIZE;
-            int head = group * SHARED + row / OWN_ROWS;
-            value[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
-        }
-    }
-
-    // Puts them where all threads can read them, each column in its `place`.
-    template <typename Place>
-    __device__ __forceinline__ void leave(tile_t* queries, Place place) const
-    {
-        #pragma unroll
-        for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE, COUNT); ++turn) {
-            int index = element_of_turn<ROWS * HEAD_SIZE, COUNT>(turn);
-            queries[index / HEAD_SIZE * Q_PITCH + place(index % HEAD_SIZE)] = tile_t(value[turn]);
+        int thread = int(threadIdx.x);
+        if (SOME % PACKS == 0) {
+            row = min(thread / PACKS + turn * (SOME / PACKS), COUNT - 1);
+            column = thread % PACKS * OPERAND_PACK;
+        } else {
+            int pack = min(turn * SOME + thread, COUNT * PACKS - 1);
+            row = pack / PACKS;
+            column = pack % PACKS * OPERAND_PACK;
         }
     }
 };
 
-__device__ __forceinline__ int query_place(int column) { return column; }
+template <typename T>
+__device__ __forceinline__ Pack<T, OPERAND_PACK> pack_of(const float (&value)[OPERAND_PACK])
+{
+    Pack<T, OPERAND_PACK> pack;
+    #pragma unroll
+    for (int u = 0; u < OPERAND_PACK; ++u) {
+        pack[u] = T(value[u]);
+    }
+    return pack;
+}
+
+// A thread's part of so many rows. There is no branch between the loads, so that all of them are issued before the first
+// is waited for.
+template <int COUNT, int SIZE, int SOME = THREADS>
+struct OwnPacks {
+    typedef PlaceOfTurn<COUNT, SIZE, SOME> Place;
+    float value[Place::TURNS][OPERAND_PACK];
+
+    template <typename Compute>
+    __device__ __forceinline__ void compute(Compute compute)
+    {
+        #pragma unroll
+        for (int turn = 0; turn < Place::TURNS; ++turn) {
+            Place place(turn);
+            compute(value[turn], place.row, place.column);
+        }
+    }
+
+    // Calls for each element: its row, its column, and itself.
+    template <typename Use>
+    __device__ __forceinline__ void each(Use use) const
+    {
+        #pragma unroll
+        for (int turn = 0; turn < Place::TURNS; ++turn) {
+            Place place(turn);
+            #pragma unroll
+            for (int u = 0; u < OPERAND_PACK; ++u) {
+                use(place.row, place.column + u, value[turn][u]);
+            }
+        }
+    }
+
+    // Stores them in rows of shared memory that are STEP elements apart.
+    template <int STEP, typename T>
+    __device__ __forceinline__ void store(T* rows) const
+    {
+        #pragma unroll
+        for (int turn = 0; turn < Place::TURNS; ++turn) {
+            Place place(turn);
+            store_pack(rows + place.row * STEP + place.column, pack_of<T>(value[turn]));
+        }
+    }
+};
+
+// A thread's part of the queries, which the first SOME threads compute.
+template <int SOME = THREADS>
+struct OwnQueries : OwnPacks<ROWS, HEAD_SIZE, SOME> {
+    __device__ __forceinline__ void compute(int batch, int group, OPERAND_PARAMETERS const Params& p)
+    {
+        OwnPacks<ROWS, HEAD_SIZE, SOME>::compute([&](float (&value)[OPERAND_PACK], int row, int column) {
+            query_pack(value, batch, group * SHARED + row / OWN_ROWS, row % OWN_ROWS, column, OPERAND_ARGUMENTS p);
+        });
+    }
+};
 
 __device__ __forceinline__ void load_queries(Queries& query, const tile_t* queries)
 {
@@ -128,7 +177,7 @@ __device__ __forceinline__ int state_of(int block, const unsigned char* states, 
         int state = block < COUNT ? states[(long long)number * COUNT + block] : 0;
         any |= state != 0;
         all &= state == 2;
-        closed = state == 0 ? closed : min(closed, state == 2 ? 0 : state >> 2);
+        closed = state == 0 ? closed : min(closed, state >> 2);
     }
 #endif
     return any ? all ? 2 : 1 + 4 * closed : 0;
@@ -384,18 +433,18 @@ __device__ __forceinline__ void leave_rows(
     }
 }
 
-// The weight of each of `busy` warps in a row, beside the largest score of all, which is returned.
-template <typename Parts>
-__device__ __forceinline__ float weigh_warps(float (&weight)[WARPS], const Parts& parts, int row, int busy)
+// The weight of each of `busy` warps in a row, at most MOST, beside the largest score of all, which is returned.
+template <int MOST, typename Parts>
+__device__ __forceinline__ float weigh_warps(float (&weight)[MOST], const Parts& parts, int row, int busy)
 {
     float top = CLOSED;
     #pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) {
+    for (int warp = 0; warp < MOST; ++warp) {
         weight[warp] = warp < busy ? parts.top[warp][row] : CLOSED;
         top = fmaxf(top, weight[warp]);
     }
     #pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) {
+    for (int warp = 0; warp < MOST; ++warp) {
         weight[warp] = power_of_two(weight[warp] - top);
     }
     return top;

@@ -99,6 +99,11 @@ __device__ __forceinline__ void make_vectors(
     auto load = [&](int v, int place) { return load_octet(v, place, VECTOR_ARGUMENTS p); };
     auto compute = [&](const RowOctet& loaded, int v, int place, Pack<vector_t, 8>& made) {
         float value[8], part = row_octet(loaded, v, place, value, VECTOR_ARGUMENTS p);
+        Pack<bfloat, 8> left, right;
+        if (loaded.are_products(left, right)) {
+            multiply_octets(made, left, right);
+            return part;
+        }
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
             made[u] = vector_t(value[u]);

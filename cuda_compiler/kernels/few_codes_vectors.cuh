@@ -35,6 +35,19 @@ __device__ __forceinline__ void make_numbers(
     }
 }
 
+// The products of eight numbers by others, two at a time: rounded once, as by way of floats.
+__device__ __forceinline__ void multiply_octets(
+    Pack<bfloat, 8>& made, const Pack<bfloat, 8>& left, const Pack<bfloat, 8>& right)
+{
+    #pragma unroll
+    for (int u = 0; u < 8; u += 2) {
+        uint a = uint(left[u].bits) | uint(left[u + 1].bits) << 16;
+        uint product = Pairs<bfloat>::mul(a, uint(right[u].bits) | uint(right[u + 1].bits) << 16);
+        made[u].bits = (unsigned short)product;
+        made[u + 1].bits = (unsigned short)(product >> 16);
+    }
+}
+
 constexpr float PRODUCT_UNIT = ARE_RAISED ? CODE_UNIT : NUMBER_UNIT;
 
 // A pair of ones, as such codes are multiplied.
