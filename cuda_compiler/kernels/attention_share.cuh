@@ -129,7 +129,7 @@ struct FreshRows {
         if (!__any_sync(0xffffffffu, uint(watched - position) < PIECE)) {
             return;
         }
-        #pragma unroll 4
+        #pragma unroll 8
         for (int number = 0; number < FRESH; ++number) {
             int key = place[0][number] - position, value = place[1][number] - position;
             #pragma unroll

@@ -3,6 +3,7 @@
 // groups of eight; k is permuted alike for both operands. WARPS_K warps share a tile of 16 rows, and CLUSTER blocks
 // share k; the first steps of a warp's codes are copied before the grid ahead of this one has finished. Grid: clusters
 // with tiles in turns in x.
+constexpr bool VECTORS_FIRST = PROLOGUE == 2 && STAGES > 1; // many blocks begin when what these are made of is there
 constexpr int CHAINS = BY_UNIT && BLOCK_WARPS >= 16 ? 1 : 2; // of products; in many warps one may wait for another
 
 // What the chains of a group of columns have added up.
@@ -203,10 +204,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
-    auto fill = [&] { fill_stages(ring, stages, STAGE_BYTES, further, p); };
-    if (PROLOGUE != 2) { // else behind the loads of vectors: many blocks begin when these are there already
-        fill();
-    }
+    auto fill = [&](bool now) {
+        if (now) {
+            fill_stages(ring, stages, STAGE_BYTES, further, p);
+        }
+    };
+    fill(!VECTORS_FIRST);
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
@@ -214,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
         reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), reinterpret_cast<float*>(dynamic_shared + SUMS_AT),
         first * BUNDLE_CODES};
     __shared__ float row_parts[VECTORS][SPLIT]; // of the sums by which rows have a factor
-    make_vectors(vectors, count * BUNDLE_CODES, row_parts, fill, VECTOR_ARGUMENTS p);
+    make_vectors(vectors, count * BUNDLE_CODES, row_parts, [&] { fill(VECTORS_FIRST); }, VECTOR_ARGUMENTS p);
     __syncthreads();
     if (AHEAD) {
         vectors.add_up();

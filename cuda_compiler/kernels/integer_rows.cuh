@@ -227,11 +227,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     wait_for_copies<STAGES - 1>(); // the first tile's scales, which all of a team copy
     __syncthreads();
     int turn = 0, stage = 0, slot = 0;
-#if FACTOR
-    const float factor = factor_of(row_parts); // of the vector's row
-#else
-    const float factor = 1.0f;
-#endif
     for (int tile = begin; tile < p.tiles; tile += further, turn ^= 1, slot = next_scaled(slot)) {
         float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * BLOCK_WARPS * PART_ROW;
         int at = pack_of(tile);
@@ -252,6 +247,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
         multiply_tile(parts + warp * PART_ROW, stages, stage, own, ring, digits, further, p);
         wait_for_team(team);
         if (member < ITEMS) {
+#if FACTOR
+            const float factor = factor_of(row_parts); // of the vector's row: few threads need it, and not before
+#else
+            const float factor = 1.0f;
+#endif
             float value[VALUES];
             #pragma unroll
             for (int u = 0; u < VALUES; ++u) {

@@ -22,7 +22,7 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
     Attributes:
         least_rows, most_rows: Of the vectors, where this is the quickest kernel.
         warps: Of a block, by the bits of a code, up to which more warps share k than make the vectors ready.
-        ring_bytes: Of a block's codes that are on their way, at the most, by the bits of a code.
+        stages: Steps that a warp has on their way at the most: of more, the first comes later.
         shared_bytes: Of a block at the most.
         cluster: What it costs a block to put its parts of a tile together with those of each block of its cluster, in
             bytes that it loads meanwhile.
@@ -31,7 +31,7 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
     least_rows: int
     most_rows: int
     warps: Mapping[int, int]
-    ring_bytes: Mapping[int, int]
+    stages: int
     shared_bytes: int
     cluster: int
 
@@ -161,9 +161,9 @@ def _ways(work: Work, values: int, device: DeviceModel) -> Iterator[FewCodes]:
             continue
         most = max(1, costs.warps[work.bits] // teams)
         warps_k = max(least, ceil_div(bundles, ceil_div(bundles, most)))
-        for stages in range(1, FewCodes(teams, warps_k, 1, cluster).steps(work, device) + 1):
+        steps = FewCodes(teams, warps_k, 1, cluster).steps(work, device)
+        for stages in range(1, min(steps, costs.stages) + 1):
             found = FewCodes(teams, warps_k, stages, cluster)
-            fits = found.ring_bytes(work) <= costs.ring_bytes[work.bits]
-            if not fits or found.shared_bytes(work, values) > costs.shared_bytes:
+            if found.shared_bytes(work, values) > costs.shared_bytes:
                 break
             yield found
