@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,16 +64,25 @@ class Step(torch.nn.Module):
         mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sizes = self.sizes
-        heads = x.reshape(sizes.batch, sizes.rows, -1, sizes.size).transpose(1, 2)
-        queries, new, beside = heads.split([sizes.shared * sizes.groups, sizes.groups, sizes.groups], dim=1)
+        queries, new, beside = self.heads_of(x).split([sizes.shared * sizes.groups, sizes.groups, sizes.groups], dim=1)
         keys = keys.index_copy(2, positions, rotated(new, cos, sin))
         values = values.index_copy(2, positions, beside)
         queries = rotated(queries, cos, sin)
         result = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
         return self.finish(result.transpose(1, 2).reshape(sizes.batch, sizes.rows, -1), keys), keys, values
 
+    def heads_of(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(self.sizes.batch, self.sizes.rows, -1, self.sizes.size).transpose(1, 2)
+
     def finish(self, result: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         return result
+
+
+class Strided(Step):
+    """A step in whose projection neighbours of a row lie apart."""
+
+    def heads_of(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(self.sizes.batch, self.sizes.rows, self.sizes.size, -1).permute(0, 3, 1, 2)
 
 
 class ReadTwice(Step):
@@ -236,9 +246,25 @@ def test_on_a_processor_blocks_of_clusters_put_their_parts_together(
         check_on_host(plan, sizes, position, tmp_path, backwards)
 
 
-def on_host(sizes: Sizes) -> ExecutionPlan:
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
+@pytest.mark.parametrize("sizes", [Sizes(128, size=32), Sizes(128, size=24, groups=1, shared=2, rows=4)], ids=str)
+def test_on_a_processor_neighbours_come_from_anywhere(sizes: Sizes, tmp_path: Path) -> None:
+    for position in (0, 77):
+        check_on_host(on_host(sizes, Strided), sizes, position, tmp_path, step=Strided)
+
+
+@pytest.mark.parametrize(("step", "packs"), [(Step, 5), (Strided, 2)])
+def test_neighbours_are_loaded_at_once_where_they_lie_side_by_side(step: type[Step], packs: int) -> None:
+    """Queries, these again from either half, cosines and sines; the last two alone."""
+    plan = on_host(Sizes(128, rows=8), step)
+    text = plan.kernels[launch_of(plan).kernel].text
+    (function,) = re.findall(r"void query_pack\(.*?\n}\n", text, re.DOTALL)
+    assert function.count("load_pack<4>(") == packs
+
+
+def on_host(sizes: Sizes, step: type[Step] = Step) -> ExecutionPlan:
     """The plan of a step for the best devices."""
-    return compiled(sizes, torch.bfloat16).main.resolved(lambda choice, kernels: 0)
+    return compiled(sizes, torch.bfloat16, step).main.resolved(lambda choice, kernels: 0)
 
 
 def launch_of(plan: ExecutionPlan) -> KernelCall:
@@ -248,12 +274,19 @@ def launch_of(plan: ExecutionPlan) -> KernelCall:
     return call
 
 
-def check_on_host(plan: ExecutionPlan, sizes: Sizes, position: int, folder: Path, backwards: bool = False) -> None:
+def check_on_host(
+    plan: ExecutionPlan,
+    sizes: Sizes,
+    position: int,
+    folder: Path,
+    backwards: bool = False,
+    step: type[Step] = Step,
+) -> None:
     """Runs a step thread by thread and compares with PyTorch in float64."""
     given = tensors(sizes, torch.bfloat16, position)
     faults, results = found_on_host(plan, given, folder, backwards)
     assert not faults.any()
-    check_results(results, sizes, torch.bfloat16, given)
+    check_results(results, sizes, torch.bfloat16, given, step)
 
 
 def found_on_host(

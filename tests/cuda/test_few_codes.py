@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuda_compiler import octets
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import few_codes
@@ -127,6 +128,24 @@ def test_rows_that_are_computed_are_asked_for_ahead_of_codes(
     force(monkeypatch, FewCodes(4, 2, stages))
     plan = Case(m=8, n=64, k=1024, zeros=True, behind=behind).program(BFLOAT).main
     assert ("#define PROLOGUE 2\n" in plan.kernels[launch_of(plan).kernel].text) == bool(first)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+def test_products_of_pairs_have_the_bits_of_those_of_floats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case = Case(m=8, n=64, k=1024, zeros=True, behind="norm ahead")
+    force(monkeypatch, FewCodes(4, 2, 2))
+    x, _, norm = inputs_of(case, BFLOAT)
+    named = {**{f"p_{name}": part for name, part in case.parts(BFLOAT).items()}, "x": x, "p_norm": norm}
+    tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
+    found = []
+    for by_pairs in (True, False):
+        if not by_pairs:
+            monkeypatch.setattr(octets, "_before_casts", lambda expr: None)
+        plan = case.program(BFLOAT).main
+        text = plan.kernels[launch_of(plan).kernel].text
+        assert ("left = x0;" in text) == by_pairs
+        found.append(run_on_host(plan, launch_of(plan), tensors, tmp_path).copy())
+    assert (found[0] == found[1]).all()
 
 
 def test_the_mean_of_squares_is_divided_once() -> None:
