@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -17,13 +16,14 @@ from numpy.typing import NDArray
 import npu_compiler
 from cuda_compiler.artifact.extensions import cluster_of
 from cuda_runtime.nvrtc import architectures
-from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, Role
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import MissingDependencyError
 from npu_runtime import Device, Executor, NPUBuffer
 from tests.cuda.kernels import check_plan_compiles
 from tests.support.coded_cache import host_numbers
-from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
+from tests.support.host_kernels import HAS_COMPILER
+from tests.support.host_outputs import outputs_on_host
 from tests.support.running import host_array
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -284,23 +284,9 @@ def check_on_host(
 ) -> None:
     """Runs a step thread by thread and compares with PyTorch in float64."""
     given = tensors(sizes, torch.bfloat16, position)
-    faults, results = found_on_host(plan, given, folder, backwards)
+    faults, results = outputs_on_host(plan, (given[spec.name] for spec in plan.inputs), folder, backwards)
     assert not faults.any()
     check_results(results, sizes, torch.bfloat16, given, step)
-
-
-def found_on_host(
-    plan: ExecutionPlan, given: Mapping[str, torch.Tensor], folder: Path, backwards: bool = False
-) -> tuple[NDArray[np.uint8], list[NDArray[np.float64]]]:
-    """What a step, run thread by thread, leaves: the record of faults, and all outputs."""
-    types = {spec.name: getattr(ml_dtypes, spec.dtype.name, spec.dtype.name) for spec in (*plan.inputs, *plan.outputs)}
-    stored = {spec.name: host_numbers(given[spec.name]).astype(types[spec.name]) for spec in plan.inputs}
-    bytes_of = {name: array.view(np.uint8) for name, array in stored.items()}
-    found, kept = run_plan_on_host(plan, bytes_of, folder, backwards), dict(plan.state)
-    return found[Role.FAULTS.value], [
-        found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(np.float64).reshape(spec.shape)
-        for spec in plan.outputs
-    ]
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
@@ -309,7 +295,8 @@ def test_on_a_processor_a_new_row_without_a_place_is_told_of_and_not_written(los
     sizes = Sizes(256, size=32, shared=2, rows=3)
     given = tensors(sizes, torch.bfloat16, 130)
     given["positions"][lost] = sizes.length
-    faults, (_, *caches) = found_on_host(on_host(sizes), given, tmp_path)
+    plan = on_host(sizes)
+    faults, (_, *caches) = outputs_on_host(plan, (given[spec.name] for spec in plan.inputs), tmp_path)
     assert faults.any()
     for name, cache in zip(("keys", "values"), caches, strict=True):
         differs = cache != host_numbers(given[name]).astype(np.float64)

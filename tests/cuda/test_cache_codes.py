@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 import npu_compiler
-from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, Role
-from npu_compiler.tensor.layout import BufferSpec
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
 from npu_runtime import Device
 from tests.cuda.kernels import check_plan_compiles
-from tests.support.coded_cache import CodedStep, Sizes, check_step, error_of_results, host_numbers
-from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
+from tests.support.coded_cache import CodedStep, Sizes, check_step, error_of_results
+from tests.support.host_kernels import HAS_COMPILER
+from tests.support.host_outputs import outputs_on_host, stored_on_host
 
 each_kind = pytest.mark.parametrize("kind", ["int8", "fp8"])
 
@@ -105,27 +102,11 @@ def test_on_a_processor_codes_equal_torch(kind: str, sizes: Sizes, positions: li
     """Thread by thread."""
     step = CodedStep(sizes, kind, torch.bfloat16)
     plan = planned(sizes, kind, torch.bfloat16).resolved(lambda choice, kernels: 0)
-    types = {spec.name: numpy_type(spec.dtype.name) for spec in (*plan.inputs, *plan.outputs)}
     for position in positions:
         given = step.inputs(position)
-        flat = zip(plan.inputs, [*given[:5], *given[5]], strict=True)
-        stored = {spec.name: host_numbers(tensor).astype(types[spec.name]) for spec, tensor in flat}
-        caches = [stored[spec.name].astype(float) for spec in plan.inputs[5:]]
-        tensors = {name: array.view(np.uint8) for name, array in stored.items()}
-        found, kept = run_plan_on_host(plan, tensors, tmp_path), dict(plan.state)
-        assert not found[Role.FAULTS.value].any()
-        result, *held = (
-            as_laid_out(found[kept.get(spec.name, spec.name)].view(types[spec.name]).astype(float), spec)
-            for spec in plan.outputs
-        )
+        flat = [*given[:5], *given[5]]
+        caches = [array.astype(float) for array in [*stored_on_host(plan, flat).values()][5:]]
+        faults, (result, *held) = outputs_on_host(plan, flat, tmp_path)
+        assert not faults.any()
         limit = 1.2 * 2.0**-8 * float(np.sqrt(np.mean(result**2)))
         assert error_of_results(step, given, caches, result, held) < limit
-
-
-def as_laid_out(numbers: NDArray[np.float64], spec: BufferSpec) -> NDArray[np.float64]:
-    strides = [stride * numbers.itemsize for stride in spec.layout.strides]
-    return np.lib.stride_tricks.as_strided(numbers, spec.shape, strides)
-
-
-def numpy_type(name: str) -> np.dtype[Any]:
-    return np.dtype(getattr(ml_dtypes, name, name))

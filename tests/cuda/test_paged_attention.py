@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -15,12 +14,11 @@ from numpy.typing import NDArray
 from cuda_runtime.nvrtc import architectures
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, Role
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError, MissingDependencyError
 from npu_runtime import Device, Executor
 from tests.cuda.kernels import check_plan_compiles
-from tests.support.coded_cache import host_numbers
-from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
+from tests.support.host_kernels import HAS_COMPILER
+from tests.support.host_outputs import outputs_on_host
 from tests.support.paged_steps import (
     PagedStep,
     Sizes,
@@ -200,18 +198,9 @@ def test_on_a_processor_many_rows_equal_torch(tmp_path: Path) -> None:
 
 def host_results(plan: ExecutionPlan, given: dict[str, Any], folder: Path) -> list[NDArray[np.float64]]:
     flat = [*(value for name, value in given.items() if name != "pools"), *given["pools"]]
-    kinds = {spec.name: as_numpy_type(spec.dtype) for spec in (*plan.inputs, *plan.outputs)}
-    tensors = {
-        spec.name: host_numbers(tensor).astype(kinds[spec.name]).view(np.uint8)
-        for spec, tensor in zip(plan.inputs, flat, strict=True)
-    }
-    found, kept = run_plan_on_host(plan, tensors, folder), dict(plan.state)
-    wanted = ((spec, found[kept.get(spec.name, spec.name)]) for spec in plan.outputs)
-    return [array.view(kinds[spec.name]).astype(np.float64).reshape(spec.shape) for spec, array in wanted]
-
-
-def as_numpy_type(kind: DType) -> np.dtype[Any]:
-    return np.dtype(getattr(ml_dtypes, kind.name, kind.name))
+    faults, results = outputs_on_host(plan, flat, folder)
+    assert not faults.any()
+    return results
 
 
 @KINDS
