@@ -17,7 +17,9 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import few_codes
 from cuda_compiler.products.few_codes_sizes import FewCodes, Work, few_codes_sizes
+from npu_compiler import dtypes
 from npu_compiler.artifact.plan import KernelCall, options_of
+from npu_compiler.tensor.expr import Call, Const
 from tests.cuda.kernels import check_compile
 from tests.cuda.test_grouped_matvec import Case, inputs_of
 from tests.cuda.test_integer_rows import errors_on_host, launch_of
@@ -146,6 +148,14 @@ def test_products_of_pairs_have_the_bits_of_those_of_floats(monkeypatch: pytest.
         assert ("left = x0;" in text) == by_pairs
         found.append(run_on_host(plan, launch_of(plan), tensors, tmp_path).copy())
     assert (found[0] == found[1]).all()
+
+
+def test_factors_are_seen_through_conversions_that_keep_them_alone() -> None:
+    number = Const(1.5, dtypes.BFLOAT16)
+    kept = Call("cast", (Call("cast", (number,), dtypes.FLOAT32),), dtypes.BFLOAT16)
+    rounded = Call("cast", (number,), dtypes.FLOAT16)
+    assert octets._before_casts(kept) is number
+    assert octets._before_casts(rounded) is rounded
 
 
 def test_the_mean_of_squares_is_divided_once() -> None:
