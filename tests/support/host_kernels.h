@@ -21,7 +21,13 @@
 #define __grid_constant__
 #define __cluster_dims__(...)
 #define __CUDA_ARCH__ 900
-#define __builtin_assume(known) (known) ? (void)0 : abort()
+#define __builtin_assume(known) (known) ? (void)0 : host_is_not_so(#known)
+
+static void host_is_not_so(const char* known)
+{
+    fprintf(stderr, "a kernel tells its compiler what does not hold: %s\n", known);
+    abort();
+}
 
 struct float2 { float x, y; };
 struct uint2 { unsigned x, y; };
