@@ -140,7 +140,7 @@ def lower_codes(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -
     assert isinstance(v, CodedRows)
     assert division is not None
     division = _with_all_on_their_way(division, lowering.device)
-    fresh, functions = count_of_new(problem), functions_of(problem, lowering, one_place=False)
+    fresh, functions = count_of_new(problem), functions_of(problem, lowering, one_place=False, elements=True)
     early = blocks.ready and all(is_kept(part, lowering, bool(fresh)) for part in (k, v, k.scale, v.scale))
     caches = {"k": k.argument, "v": v.argument, "k_scales": k.scale.argument, "v_scales": v.scale.argument}
     macros = {

@@ -60,8 +60,9 @@ class Functions:
     """Device functions that compute elements of operands, each with the parameters of all: they are passed on together.
 
     Attributes:
-        each: The functions, as of one element; `packs` may be there in the place of some.
-        packs: Those of neighbours of a row.
+        each: What they compute, as functions of one element.
+        packs: Functions of neighbours of a row.
+        elements: Names of those of `each` that are called.
         reports_late: Whether places that are no places are told of at the end, by one thread. They are needed early, by
             every thread, and a branch that records a fault would have all of them wait for the index there. So this is
             left to a function ``report_...`` of its own.
@@ -69,6 +70,7 @@ class Functions:
 
     each: tuple[ElementFunction, ...]
     packs: tuple[_Pack, ...]
+    elements: frozenset[str]
     reports_late: bool
 
     @property
@@ -87,7 +89,7 @@ class Functions:
 
     def _text(self) -> str:
         pointers, texts = str(self.macros["OPERAND_PARAMETERS"]), []
-        for function in self.each:
+        for function in (function for function in self.each if function.name in self.elements):
             text = function.text(pointers, CUDA)
             if self.reports_late and function.name.endswith(_PLACE):
                 texts.append(replace(function, name=f"report_{function.name}").text(pointers, CUDA))
@@ -106,16 +108,18 @@ def new_rows(operand: Operand) -> tuple[Expr, Group] | None:
     return None if made is None else (made.expr, made)
 
 
-def functions_of(problem: Attention, lowering: Lowering, *, one_place: bool) -> Functions:
-    """Functions ``query_value`` and ``query_pack`` that give elements of the queries, from memory or computed: one, or
-    ``OPERAND_PACK`` neighbours of a row.
-
-    With new keys and values ``key_value``, ``key_pack``, ``value_value`` and ``value_pack`` give theirs.
+def functions_of(
+    problem: Attention, lowering: Lowering, *, one_place: bool, packs: bool = False, elements: bool = False
+) -> Functions:
+    """A function ``query_pack`` that gives ``OPERAND_PACK`` neighbours of the queries, from memory or computed.
 
     Args:
         problem: What is to be computed.
         lowering: Where the trace's tensors are.
-        one_place: Whether ``fresh_place`` says where both go; else ``key_place`` and ``value_place`` do.
+        one_place: Whether ``fresh_place`` says where both new keys and new values go; else ``key_place`` and
+            ``value_place`` do.
+        packs: Whether ``key_pack`` and ``value_pack`` give these.
+        elements: Whether ``key_value`` and ``value_value`` do, one at a time.
     """
     numbers, places = {"query": (problem.q.element, problem.q.shape)}, {}
     for name, operand in (("key", problem.k), ("value", problem.v)):
@@ -131,5 +135,10 @@ def functions_of(problem: Attention, lowering: Lowering, *, one_place: bool) -> 
         name: element_function(name, expr, shape, lowering.tensors, f"f{number}", CUDA)
         for number, (name, (expr, shape)) in enumerate(wanted.items())
     }
-    packs = (_Pack(f"{name}_pack", expr, each[f"{name}_value"].operands) for name, (expr, _) in numbers.items())
-    return Functions((*each.values(),), (*packs,), reports_late=not one_place)
+    found = (
+        _Pack(f"{name}_pack", expr, each[f"{name}_value"].operands)
+        for name, (expr, _) in numbers.items()
+        if packs or name == "query"
+    )
+    called = each.keys() - {"query_value"} if elements else {f"{name}{_PLACE}" for name in places}
+    return Functions((*each.values(),), (*found,), frozenset(called), reports_late=not one_place)

@@ -203,7 +203,7 @@ def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) 
         return None
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
     kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t"}
-    functions = functions_of(problem, lowering, one_place=False)
+    functions = functions_of(problem, lowering, one_place=False, packs=True)
     macros = {**division_macros(division), **kept, **functions.macros, "HEAD_PARTS": division.parts}
     caches = {"k": problem.k.argument, "v": problem.v.argument}
     launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)

@@ -133,7 +133,7 @@ def _launch(division: _Division, problem: Attention, around: AnchoredGroup, bloc
     del inputs["q"]
     caches = {"k": inputs["k"], "v": inputs["v"], **scale_inputs(problem)}
     caches = {name: replace(argument, writes=bool(fresh)) for name, argument in caches.items()}
-    functions = functions_of(problem, lowering, one_place=True)
+    functions = functions_of(problem, lowering, one_place=True, packs=True, elements=True)
     places = [rows.index for rows in fresh if rows.index is not None]
     early = blocks.ready and are_tables_settled(problem, lowering) and are_settled(places, lowering)
     launch = EarlyLaunch(
