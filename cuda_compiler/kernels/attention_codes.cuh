@@ -122,9 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, IS_ALONE ? 1 : 2) attentio
     for (int turn = 0; turn < EARLY_PIECES; ++turn) {
         copy(turn);
     }
-    if (CLUSTER > 1) {
-        wait_for_cluster(); // others of the cluster may write here from now on, and end
-    }
+    meet_cluster();
     Piece piece = {};
     PieceMask added;
     if (share.has(0)) {

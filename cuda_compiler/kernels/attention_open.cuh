@@ -18,6 +18,14 @@ __device__ __forceinline__ void begin_block(tile_t* queries, Parts& parts, bool 
     clear_queries(queries);
 }
 
+// Waits for the cluster to begin, behind the first copies: others of it may write here from then on, and end.
+__device__ __forceinline__ void meet_cluster()
+{
+    if (CLUSTER > 1) {
+        wait_for_cluster();
+    }
+}
+
 // The blocks of positions that are open, each times two, plus one where the mask changes nothing.
 __device__ __forceinline__ unsigned short* open_blocks()
 {

@@ -149,9 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     for (int turn = 0; turn < DEPTH; ++turn) {
         copy(turn);
     }
-    if (CLUSTER > 1) {
-        wait_for_cluster(); // others of the cluster may write here from now on, and end
-    }
+    meet_cluster();
     PieceMask added;
     if (share.has(0)) {
         added.load(mask, share.piece(0), p);
