@@ -79,7 +79,7 @@ __device__ __forceinline__ int list_open_blocks(unsigned short* list, const T* k
 // Two neighbours as numbers of 16 bits in a word.
 __device__ __forceinline__ uint pack_pair(float low, float high)
 {
-    return uint(tile_t(low).bits) | uint(tile_t(high).bits) << 16;
+    return as_pair(tile_t(low), tile_t(high));
 }
 
 // The largest value of the four threads that share a row.

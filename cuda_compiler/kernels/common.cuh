@@ -64,6 +64,10 @@ __device__ __forceinline__ float number_in_pair(uint pair, int which)
     return float(number);
 }
 
+// Two numbers of 16 bits as such a word.
+template <typename T>
+__device__ __forceinline__ uint as_pair(T lower, T upper) { return uint(lower.bits) | uint(upper.bits) << 16; }
+
 // COUNT neighbouring elements, moved by accesses of up to 16 bytes.
 template <typename T, int COUNT>
 struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {

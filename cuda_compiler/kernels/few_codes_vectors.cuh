@@ -41,8 +41,7 @@ __device__ __forceinline__ void multiply_octets(
 {
     #pragma unroll
     for (int u = 0; u < 8; u += 2) {
-        uint a = uint(left[u].bits) | uint(left[u + 1].bits) << 16;
-        uint product = Pairs<bfloat>::mul(a, uint(right[u].bits) | uint(right[u + 1].bits) << 16);
+        uint product = Pairs<bfloat>::mul(as_pair(left[u], left[u + 1]), as_pair(right[u], right[u + 1]));
         made[u].bits = (unsigned short)product;
         made[u + 1].bits = (unsigned short)(product >> 16);
     }
@@ -196,8 +195,7 @@ private:
         Pack<uint, 4> ordered;
         #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
-            vector_t left = given[place_in_octet(pair * 2)], right = given[place_in_octet(pair * 2 + 1)];
-            uint both = uint(left.bits) | uint(right.bits) << 16;
+            uint both = as_pair(given[place_in_octet(pair * 2)], given[place_in_octet(pair * 2 + 1)]);
             float factor = is_upper_half(pair) ? RAISED / 16.0f : RAISED;
             ordered[pair] = ARE_RAISED ? Numbers::mul(both, pair_of(factor)) : both;
         }

@@ -262,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) recurrence_cluster(
                 long long row = ((long long)time * p.batch + own.item) * DIRECTIONS + direction;
                 store_states(out + row * UNITS + own.unit, pair, own.second);
                 if (CELL == 0 && ends) {
-                    uint cells = uint(a_t(last[number][0]).bits) | uint(a_t(last[number][1]).bits) << 16;
+                    uint cells = as_pair(a_t(last[number][0]), a_t(last[number][1]));
                     long long tail = (long long)p.steps * p.batch * DIRECTIONS + direction * p.batch + own.item;
                     store_states(out + tail * UNITS + own.unit, cells, own.second);
                 }

@@ -31,7 +31,7 @@ __device__ __forceinline__ uint greater_sizes(uint sizes, const Pack<T, COUNT>& 
 {
     #pragma unroll
     for (int u = 0; u < COUNT; u += 2) {
-        uint pair = (uint(pack[u].bits) | uint(pack[u + 1].bits) << 16) & 0x7fff7fffu;
+        uint pair = as_pair(pack[u], pack[u + 1]) & 0x7fff7fffu;
 #if __CUDA_ARCH__ >= 900
         asm("max.u16x2 %0, %1, %2;" : "=r"(sizes) : "r"(sizes), "r"(pair));
 #else

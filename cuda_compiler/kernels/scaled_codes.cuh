@@ -52,7 +52,7 @@ __device__ __forceinline__ void nibbles_in_order(uint (&pairs)[4], uint octet, f
     constexpr uint FACTORS = ARE_SUBNORMAL ? 0x7d007f00u : 0x2c003c00u, ABOVE_CODES = ARE_SUBNORMAL ? 0u : Numbers::BASE;
     float base = ARE_SUBNORMAL ? 0.0f : float(Numbers::BASE_VALUE);
     vector_t lower((base + zero) * -IN_ORDER_UNIT), upper((base / 16.0f + zero) * -IN_ORDER_UNIT);
-    uint offset = uint(upper.bits) << 16 | lower.bits;
+    uint offset = as_pair(lower, upper);
     #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
         uint codes = and_or(__byte_perm(octet, 0, pair * 0x1111), 0x00f0000fu, ABOVE_CODES);
@@ -88,7 +88,7 @@ __device__ __forceinline__ uint exactly_scaled_pair(uint pair, scale_t scale, bi
     }
     vector_t low(number_in_pair<vector_t>(pair, 0) * factor + added);
     vector_t high(number_in_pair<vector_t>(pair, 1) * factor + added);
-    return uint(high.bits) << 16 | low.bits;
+    return as_pair(low, high);
 }
 
 // The same, but that a scale of 16 bits is rounded to the numbers' type, too.

@@ -122,14 +122,15 @@ def test_rows_of_few_exponents_are_computed_with_their_factor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("behind", "stages", "first"), [("norm ahead", 2, 1), ("norm ahead", 1, 1), ("", 2, 0), ("layer norm ahead", 2, 0)]
+    ("behind", "stages", "octets"), [("norm ahead", 2, 1), ("norm ahead", 1, 1), ("", 2, 0), ("layer norm ahead", 2, 0)]
 )
-def test_rows_that_are_computed_are_asked_for_ahead_of_codes(
-    behind: str, stages: int, first: int, monkeypatch: pytest.MonkeyPatch
+def test_rows_of_norms_without_a_mean_are_computed_by_octets(
+    behind: str, stages: int, octets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Their loads are ahead of those of codes where these have several steps."""
     force(monkeypatch, FewCodes(4, 2, stages))
     plan = Case(m=8, n=64, k=1024, zeros=True, behind=behind).program(BFLOAT).main
-    assert ("#define PROLOGUE 2\n" in plan.kernels[launch_of(plan).kernel].text) == bool(first)
+    assert ("#define PROLOGUE 2\n" in plan.kernels[launch_of(plan).kernel].text) == bool(octets)
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
