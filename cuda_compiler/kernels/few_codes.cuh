@@ -4,7 +4,8 @@
 // share k; the first steps of a warp's codes are copied before the grid ahead of this one has finished. Grid: clusters
 // with tiles in turns in x.
 constexpr bool VECTORS_FIRST = PROLOGUE == 2 && STAGES > 1; // many blocks begin when what these are made of is there
-constexpr int CHAINS = BY_UNIT && BLOCK_WARPS >= 16 ? 1 : 2; // of products; in many warps one may wait for another
+constexpr int CHAINS = !ONE_GROUP && BLOCK_WARPS >= 16 ? 1 : 2; // of products; in many warps one may wait for another
+constexpr float NUMBER_UNIT = AS_THEY_ARE ? SUBNORMAL_UNIT : 1.0f;
 
 // What the chains of a group of columns have added up.
 __device__ __forceinline__ float sum_of_chains(const Sums (&chain)[CHAINS], int group, int u)
@@ -12,20 +13,13 @@ __device__ __forceinline__ float sum_of_chains(const Sums (&chain)[CHAINS], int 
     return CHAINS == 2 ? chain[0][group][u] + chain[CHAINS - 1][group][u] : chain[0][group][u];
 }
 
-// Adds the products of a bundle's unit, times the scales of two rows, to their sums. `inputs` are the sums of the
-// vectors' own numbers.
-__device__ __forceinline__ void add_unit(
-    Sums& sum, const Sums (&own)[CHAINS], const Sums& inputs, const Scales (&scales)[2], int unit)
+// Adds the products of a bundle's unit, times the scales of two rows, to their sums.
+__device__ __forceinline__ void add_unit(Sums& sum, const Sums (&own)[CHAINS], const Scales (&scales)[2], int unit)
 {
     #pragma unroll
     for (int index = 0; index < GROUPS_OF_COLUMNS * 4; ++index) {
         int group = index / 4, u = index % 4;
-        const Scales& of = scales[u / 2];
-        float found = sum_of_chains(own, group, u);
-        if (LATE_ZERO) {
-            found -= (ARE_RAISED ? of.zero(unit) : of.zero(unit) + 16.0f) * inputs[group][u % 2];
-        }
-        sum[group][u] += ONE_GROUP ? found : of.scale(unit) * found;
+        sum[group][u] += scales[u / 2].scale(unit) * sum_of_chains(own, group, u);
     }
 }
 
@@ -43,14 +37,8 @@ __device__ __forceinline__ void multiply_bundle(
     const Scales scales[2] = {Scales(stage, row, at, second, p), Scales(stage, row + 8, at, second, p)};
     #pragma unroll
     for (int unit = 0; unit < 4; ++unit) {
-        uint offset[2] = {offset_pair(scales[0].zero(unit)), offset_pair(scales[1].zero(unit))};
-        Sums own[CHAINS] = {}, inputs = {};
-        #pragma unroll
-        for (int group = 0; AHEAD && group < GROUPS_OF_COLUMNS; ++group) {
-            float2 found = vectors.sums_of(first + unit, group);
-            inputs[group][0] = found.x;
-            inputs[group][1] = found.y;
-        }
+        uint offset[2] = {scales[0].offset(unit), scales[1].offset(unit)};
+        Sums own[CHAINS] = {};
         #pragma unroll
         for (int octet = unit * OCTETS; octet < (unit + 1) * OCTETS; ++octet) {
             if (octet % PAIR_OCTETS == 0) {
@@ -66,7 +54,7 @@ __device__ __forceinline__ void multiply_bundle(
             #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 const uint word[2] = {codes[BITS == 4 ? octet % 2 * 2 + side : side], codes[2 + side]};
-                make_numbers(number[side], word, offset[side], codebook);
+                octet_in_units(number[side], word, offset[side], codebook);
             }
             #pragma unroll
             for (int group = 0; group < GROUPS_OF_COLUMNS; ++group) {
@@ -75,16 +63,13 @@ __device__ __forceinline__ void multiply_bundle(
                 #pragma unroll
                 for (int part = 0; part < 4; part += 2) {
                     const uint a[4] = {number[0][part], number[1][part], number[0][part + 1], number[1][part + 1]};
-                    Sums& chain = BY_UNIT ? own[part / 2 % CHAINS] : sum[part / 2 % CHAINS];
+                    Sums& chain = !ONE_GROUP ? own[part / 2 % CHAINS] : sum[part / 2 % CHAINS];
                     TensorCores<vector_t>::multiply(chain[group], a, x[part], x[part + 1]);
-                }
-                if (LATE_ZERO && !AHEAD) {
-                    Vectors::add_octet(inputs[group], x);
                 }
             }
         }
-        if (BY_UNIT) {
-            add_unit(sum[unit % CHAINS], own, inputs, scales, unit);
+        if (!ONE_GROUP) {
+            add_unit(sum[unit % CHAINS], own, scales, unit);
         }
     }
 }
@@ -136,7 +121,7 @@ __device__ __forceinline__ void multiply_tile(
 {
     int lane = int(threadIdx.x) % 32;
     Sums sum[CHAINS] = {};
-    float row_scale[2] = {1.0f / PRODUCT_UNIT, 1.0f / PRODUCT_UNIT};
+    float row_scale[2] = {1.0f / NUMBER_UNIT, 1.0f / NUMBER_UNIT};
     if (HELD) { // no step takes the place of another
         wait_for_copies<0>();
         __syncwarp();
@@ -154,8 +139,8 @@ __device__ __forceinline__ void multiply_tile(
         }
         if (ONE_GROUP && bundle + STEP >= ring.last) {
             const scale_t* found = reinterpret_cast<const scale_t*>(codes + SCALES_AT) + lane / 4;
-            row_scale[0] = float(found[0]) / PRODUCT_UNIT;
-            row_scale[1] = float(found[8]) / PRODUCT_UNIT;
+            row_scale[0] = float(found[0]) / NUMBER_UNIT;
+            row_scale[1] = float(found[8]) / NUMBER_UNIT;
         }
         if (!HELD) {
             __syncwarp(); // all lanes have read what is overwritten
@@ -214,15 +199,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
     codebook.load(entries);
     wait_for_previous_grid();
     const Vectors vectors{
-        reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), reinterpret_cast<float*>(dynamic_shared + SUMS_AT),
-        first * BUNDLE_CODES};
+        reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
     __shared__ float row_parts[VECTORS][SPLIT]; // of the sums by which rows have a factor
     make_vectors(vectors, count * BUNDLE_CODES, row_parts, [&] { fill(VECTORS_FIRST); }, VECTOR_ARGUMENTS p);
     __syncthreads();
-    if (AHEAD) {
-        vectors.add_up();
-        __syncthreads();
-    }
     if (CLUSTER > 1) {
         wait_for_cluster();
     }

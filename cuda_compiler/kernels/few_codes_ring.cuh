@@ -108,16 +108,20 @@ struct Scales {
         return ONE_GROUP ? 1.0f : float(scales[unit * UNIT / GROUP]);
     }
 
-    __device__ __forceinline__ float zero(int unit) const
+    // The zero point of a unit, as codes become numbers by it.
+    __device__ __forceinline__ uint offset(int unit) const
     {
         if (!ZEROS) {
-            return float(ZERO);
+            return offset_pair(float(ZERO), AS_THEY_ARE);
         }
-        int bit = unit * UNIT / GROUP * ZERO_BITS;
+        int bit = unit * UNIT / GROUP * ZERO_BITS, half_byte = bit / 4 % 2;
         uint found = zeros[bit / 8], whole = __float_as_uint(WHOLE_FLOATS);
+        if (AS_THEY_ARE && BITS == 4 && ZERO_BITS == 4) { // a subnormal number as well
+            return Numbers::mul(found * 0x10001u & equal_codes(15, half_byte), factor_of_codes(half_byte) ^ 0x80008000u);
+        }
         found = ZERO_BITS == 8 ? uint(int(zero_t(found)) + int(whole))
-                : bit % 8      ? found >> 4 | whole
+                : half_byte    ? found >> 4 | whole
                                : and_or(found, 15u, whole);
-        return __uint_as_float(found) - WHOLE_FLOATS;
+        return offset_pair(__uint_as_float(found) - WHOLE_FLOATS, AS_THEY_ARE);
     }
 };

@@ -155,11 +155,10 @@ __device__ __forceinline__ void bytes_as_numbers(uint (&pairs)[4], uint first, u
     }
 }
 
-// Codes are bfloat16 as they are, 2^-133 times as large, since the least normal numbers follow the subnormal ones
-// without a gap. Tensor cores may take them AS_THEY_ARE: signed bytes are ABOVE what they stand for; of four bits those
-// of the upper halves of bytes, the odd pairs of an octet, are 16 times as large. What they are multiplied by is RAISED,
-// so that products do not vanish, and odd pairs of it are less; so it must be below 2^80. Products are in units of
-// CODE_UNIT.
+// Codes are bfloat16 AS_THEY_ARE, 2^-133 times as large, since the least normal numbers follow the subnormal ones without
+// a gap: signed bytes are ABOVE what they stand for; of four bits those of the upper halves of bytes, the odd pairs of
+// an octet, are 16 times as large. Where tensor cores take bytes so, what they are multiplied by is RAISED, so that
+// products do not vanish, and must be below 2^80; products are in units of CODE_UNIT.
 constexpr bool AS_THEY_ARE =
     Numbers::MANTISSA == 7 && CODE_KIND != CODES_FLOAT && !CODEBOOK && (BITS == 8 || BITS == 4);
 constexpr int ABOVE = AS_THEY_ARE && BITS == 8 && CODE_KIND == CODES_SIGNED ? 128 : 0;
@@ -183,29 +182,14 @@ __device__ __forceinline__ void bytes_as_operand(uint (&pairs)[4], uint first, u
     }
 }
 
-// Or such numbers become those of this unit, by one instruction more: times 2^127. Bytes that are SUBNORMAL do.
+// Or such codes become numbers in this unit, less their zero point, by one instruction more: times 2^127, or 2^123.
 constexpr float SUBNORMAL_UNIT = 0.015625f;
-constexpr bool SUBNORMAL = AS_THEY_ARE && BITS == 8;
-constexpr float NUMBER_UNIT = SUBNORMAL ? SUBNORMAL_UNIT : 1.0f;
+constexpr uint factor_of_codes(int pair) { return is_upper_half(pair) ? 0x7d007d00u : 0x7f007f00u; }
 
-// What is added to numbers in units, or subtracted from others.
-__device__ __forceinline__ uint offset_pair(float zero)
+// What is added to codes that become numbers in units, or subtracted from other numbers.
+__device__ __forceinline__ uint offset_pair(float zero, bool in_units)
 {
-    return SUBNORMAL ? pair_of((zero + float(ABOVE)) * -NUMBER_UNIT) : zero_pair(zero);
-}
-
-// As `bytes_as_numbers`, in units.
-__device__ __forceinline__ void bytes_in_units(uint (&pairs)[4], uint first, uint second, uint offset)
-{
-    if (!SUBNORMAL) {
-        bytes_as_numbers(pairs, first, second, offset);
-        return;
-    }
-    bytes_as_operand(pairs, first, second);
-    #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-        pairs[pair] = Numbers::fma(pairs[pair], 0x7f007f00u, offset);
-    }
+    return in_units ? pair_of((zero + float(ABOVE)) * -SUBNORMAL_UNIT) : zero_pair(zero);
 }
 
 // The operand that an octet of four bits in a word is.
@@ -257,6 +241,25 @@ __device__ __forceinline__ void octet_as_numbers(
         }
     }
 #endif
+}
+
+// The same of codes of four bits in a word, or of bytes in two; in units where codes are AS_THEY_ARE.
+__device__ __forceinline__ void octet_in_units(
+    uint (&pairs)[4], const uint (&word)[2], uint offset, const Codebook& codebook)
+{
+    if (!AS_THEY_ARE) {
+        octet_as_numbers(pairs, word, 0, offset, codebook);
+        return;
+    }
+    if (BITS == 8) {
+        bytes_as_operand(pairs, word[0], word[1]);
+    } else {
+        octet_as_operand(pairs, word[0]);
+    }
+    #pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        pairs[pair] = Numbers::fma(pairs[pair], factor_of_codes(pair), offset);
+    }
 }
 
 // sum[16 x 8] += a[16 x 16] * b[16 x 8], in the register layout of mma.m16n8k16, on any device.

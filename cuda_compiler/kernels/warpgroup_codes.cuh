@@ -10,6 +10,8 @@ constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
 constexpr int PIECES = SPAN / PIECE, ROWS_EACH = (TILE_N + BRINGERS - 1) / BRINGERS;
+constexpr bool SUBNORMAL = AS_THEY_ARE && BITS == 8; // codes of four bits have their own instructions
+constexpr float NUMBER_UNIT = SUBNORMAL ? SUBNORMAL_UNIT : 1.0f;
 constexpr int AHEAD = 4; // spans whose belongings are on their way in registers
 constexpr bool BELONGINGS = !ONE_GROUP || ZEROS || BIASES;
 constexpr int BIASES_AT = ONE_GROUP ? 0 : PIECES * TILE_N * sizeof(scale_t);
@@ -126,7 +128,7 @@ struct Belonging {
             }
             if (ZEROS) {
                 float value = float(zero_of(zero[piece], group_of(span, piece)));
-                reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)offset_pair(value);
+                reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)offset_pair(value, SUBNORMAL);
             }
         }
     }
@@ -216,7 +218,7 @@ struct Codes {
     __device__ __forceinline__ void make_numbers(uint (&number)[4], int side, const Codebook& codebook) const
     {
         const uint(&code)[4] = pair[side];
-        uint offset = ZEROS ? zero[side] * 0x10001u : offset_pair(float(ZERO));
+        uint offset = ZEROS ? zero[side] * 0x10001u : offset_pair(float(ZERO), SUBNORMAL);
 #if CODEBOOK
         codebook.numbers_of(number, code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24);
 #else
@@ -224,7 +226,7 @@ struct Codes {
             #pragma unroll
             for (int octet = 0; octet < 4; ++octet) {
                 uint spread = __byte_perm(code[octet], 0, 0x4140) ^ equal_codes(ABOVE, 0);
-                number[octet] = Numbers::fma(spread, 0x7f007f00u, offset);
+                number[octet] = Numbers::fma(spread, factor_of_codes(0), offset);
             }
         } else if (BITS == 8) { // pairs are of bytes 0 and 2, 1 and 3
             uint first = __byte_perm(code[0], code[1], 0x5140), second = __byte_perm(code[2], code[3], 0x5140);

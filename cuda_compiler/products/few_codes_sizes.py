@@ -122,8 +122,7 @@ class FewCodes:
         parts = 2 * 4 * self.warps * work.columns * (TILE + 4)
         share = ceil_div(TILE // values * work.rows, self.cluster)
         gathered = 2 * 4 * self.teams * self.cluster * share * values if self.cluster > 1 else 0
-        sums = 4 * BUNDLE * self.bundles(work) * work.columns if work.bits == 4 and self.teams > 1 else 0
-        return self.ring_bytes(work) + self.vector_bytes(work) + parts + gathered + sums
+        return self.ring_bytes(work) + self.vector_bytes(work) + parts + gathered
 
 
 def few_codes_sizes(work: Work, values: int, device: DeviceModel) -> FewCodes | None:
