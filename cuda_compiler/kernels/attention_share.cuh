@@ -89,12 +89,11 @@ struct FreshRows {
     alignas(16) Stored row[FRESH][HEAD_SIZE + VALUE_SIZE];
     int place[2][FRESH]; // of keys and of values
 
+    // By all threads, of which several have the same: in a branch for few of them the loads would come behind all others.
     __device__ __forceinline__ void leave_places(const OwnPlaces& own)
     {
-        if (threadIdx.x < FRESH) {
-            place[0][threadIdx.x] = own.key;
-            place[1][threadIdx.x] = own.value;
-        }
+        place[0][threadIdx.x % FRESH] = own.key;
+        place[1][threadIdx.x % FRESH] = own.value;
     }
 
     // Writes them to memory, the last warps first, which have the fewest pieces.
