@@ -166,7 +166,8 @@ __device__ __forceinline__ void wait_for_team(int team)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) few_codes(
+// One block a multiprocessor has registers enough to ask for all that a vector is made of at once.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
     const uint8* matrix, const scale_t* scales, const zero_t* zeros, const codebook_t* entries,
     VECTOR_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
