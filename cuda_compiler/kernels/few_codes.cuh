@@ -199,8 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
-    const Vectors vectors{
-        reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
+    const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
     __shared__ float row_parts[VECTORS][SPLIT]; // of the sums by which rows have a factor
     make_vectors(vectors, count * BUNDLE_CODES, row_parts, [&] { fill(VECTORS_FIRST); }, VECTOR_ARGUMENTS p);
     __syncthreads();
