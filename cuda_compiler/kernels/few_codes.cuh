@@ -63,7 +63,7 @@ __device__ __forceinline__ void multiply_bundle(
                 #pragma unroll
                 for (int part = 0; part < 4; part += 2) {
                     const uint a[4] = {number[0][part], number[1][part], number[0][part + 1], number[1][part + 1]};
-                    Sums& chain = !ONE_GROUP ? own[part / 2 % CHAINS] : sum[part / 2 % CHAINS];
+                    Sums& chain = ONE_GROUP ? sum[part / 2 % CHAINS] : own[part / 2 % CHAINS];
                     TensorCores<vector_t>::multiply(chain[group], a, x[part], x[part + 1]);
                 }
             }

@@ -4,7 +4,7 @@ constexpr int PART_ROW = TILE + 4, PART = BLOCK_WARPS * COLUMNS * PART_ROW;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHARE = (ITEMS + CLUSTER - 1) / CLUSTER;
 constexpr int ITEMS_EACH = (ITEMS + TEAM - 1) / TEAM, SHARE_EACH = (SHARE + TEAM - 1) / TEAM;
 constexpr int GATHERED = CLUSTER > 1 ? TEAMS * CLUSTER * SHARE * VALUES : 0; // floats that blocks send to one of them
-constexpr int GATHERED_AT = PARTS_AT + 2 * PART * 4;
+constexpr int PARTS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2, GATHERED_AT = PARTS_AT + 2 * PART * 4;
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 // A thread's values of a tile's results: which vector, and the first of VALUES neighbours in the tile.

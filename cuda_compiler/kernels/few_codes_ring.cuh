@@ -103,10 +103,7 @@ struct Scales {
         }
     }
 
-    __device__ __forceinline__ float scale(int unit) const
-    {
-        return ONE_GROUP ? 1.0f : float(scales[unit * UNIT / GROUP]);
-    }
+    __device__ __forceinline__ float scale(int unit) const { return float(scales[unit * UNIT / GROUP]); }
 
     // The zero point of a unit, as codes become numbers by it.
     __device__ __forceinline__ uint offset(int unit) const

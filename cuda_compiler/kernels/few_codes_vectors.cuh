@@ -4,7 +4,7 @@ constexpr int GROUPS_OF_COLUMNS = (VECTORS + 7) / 8, COLUMNS = 8 * GROUPS_OF_COL
 constexpr int OCTETS = UNIT / 32, BUNDLE_CODES = 4 * UNIT; // an octet of codes for each of four lanes
 constexpr int STAGED_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER, STAGED_UNITS = 4 * STAGED_BUNDLES;
 constexpr int VECTOR_ROW = STAGED_UNITS * UNIT + (BITS == 4 ? 32 : 16); // neighbours begin in other banks
-constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES, PARTS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2;
+constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES;
 constexpr int SPLIT = BLOCK_WARPS < VECTORS ? 1 : BLOCK_WARPS / VECTORS; // warps that make a vector ready
 static_assert(!PROLOGUE || CLUSTER == 1, "blocks compute whole vectors");
 
