@@ -21,7 +21,7 @@ from cuda_compiler.attention.decode import (
     launch_of,
 )
 from cuda_compiler.attention.mask import MaskBlocks
-from cuda_compiler.attention.sizes import MAX_ROWS, PIECE, SET
+from cuda_compiler.attention.sizes import MAX_ROWS, PIECE, least_depth
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.products.codes import number_macros
@@ -166,7 +166,8 @@ def _with_all_on_their_way(division: Division, device: DeviceModel) -> Division:
     clusters = min(division.clusters, max(1, held // blocks))
     depth = _DEPTH if blocks <= held else _DEPTH // 2
     needed = ceil_div(pieces, clusters * division.cluster * WARPS)
-    return replace(division, clusters=clusters, depth=max(ceil_div(division.rows, SET), min(depth, needed)))
+    least = least_depth(division.problem, division.rows)
+    return replace(division, clusters=clusters, depth=max(least, min(depth, needed)))
 
 
 def rounding_macros(kind: DType) -> dict[str, object]:

@@ -21,6 +21,7 @@ from cuda_compiler.attention.sizes import (
     SIZE_MACROS,
     bindings,
     element_bytes,
+    least_depth,
     operand_values,
     padded,
     piece_bytes,
@@ -30,6 +31,7 @@ from cuda_compiler.attention.sizes import (
 )
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.launches_ahead import launches_ahead
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
@@ -108,6 +110,7 @@ class Division:
         clusters: Clusters that share the positions of a head of keys.
         depth: Pieces that a warp has on their way.
         parts: Groups that the query heads of a head of keys are divided into; each reads the keys.
+        beside: Whether blocks of other launches find room beside these.
     """
 
     problem: Attention
@@ -117,6 +120,7 @@ class Division:
     clusters: int
     depth: int
     parts: int
+    beside: bool = False
 
     @property
     def shared(self) -> int:
@@ -201,6 +205,9 @@ def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) 
     fresh = count_of_new(problem)
     if division is None or fresh is None:
         return None
+    if division.parts > 1 and any(each.beside for each in lowering.ask(launches_ahead, problem.k.tensor.index)):
+        # the launches around have blocks on most multiprocessors as well, and leave room to each other
+        division = replace(division, depth=least_depth(problem, division.rows), beside=True)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
     kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t"}
     functions = functions_of(problem, lowering, one_place=False, packs=True)
@@ -247,7 +254,7 @@ def launch_of(
         flops=problem.flops,
         prologues={"fresh": functions.prologue},
         shared_bytes=division.shared_bytes,
-        extension=cluster_along_x(division.cluster),
+        extension=cluster_along_x(division.cluster, division.beside),
         hurries=early,
     )
 
@@ -291,8 +298,9 @@ def divide(problem: Attention, block: int, device: DeviceModel, parted: bool = T
     most = max(1, held * min(resident, 2) // (heads * cluster))
     warps = cluster * WARPS
     clusters = 1 if pieces <= costs.alone * warps else min(most, ceil_div(pieces, costs.enough * warps))
-    depth = min(costs.depth if clusters == 1 else 1, resident)
-    return Division(problem, costs, block, cluster, clusters, depth, parts)
+    together = max(1, resident // ceil_div(heads * cluster, held))  # so that all blocks find room at once
+    depth = min(costs.depth if clusters == 1 else 1, together)
+    return Division(problem, costs, block, cluster, clusters, max(least_depth(problem, rows), depth), parts)
 
 
 def is_kept(operand: Operand, lowering: Lowering, is_fresh: bool = False) -> bool:

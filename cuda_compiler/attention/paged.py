@@ -26,9 +26,9 @@ from cuda_compiler.attention.pages import PAGE_MACROS, are_tables_settled, pages
 from cuda_compiler.attention.sizes import (
     MAX_ROWS,
     PIECE,
-    SET,
     bindings,
     element_bytes,
+    least_depth,
     operand_values,
     padded,
     piece_bytes,
@@ -217,7 +217,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     each warp, so that one is computed while another arrives; or twice as many warps, where two of a cluster would share
     it.
     """
-    coded, sets = are_coded_pages(problem), ceil_div(problem.shared * problem.rows, SET)
+    coded, least = are_coded_pages(problem), least_depth(problem, problem.shared * problem.rows)
     texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // PIECE
     held = {1: device.cores, **(cluster_cores(device) if in_clusters else {})}
     sizes = [n for n in _SIZES if n in held and texts * n <= _RESIDENT * held[n]]
@@ -226,9 +226,9 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     resident = min(ceil_div(texts * cluster, held[cluster]), _RESIDENT + 1)
     many = _MANY_WARPS if busy and not coded else 8
     warps, depth, resident = (many, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
-    depth, least_depth = (_CODED_DEPTH, sets) if coded else (depth, 1)
+    depth = max(least, _CODED_DEPTH if coded else depth)
     while warps * depth * piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
-        warps, depth = (warps, depth // 2) if depth > least_depth else (warps // 2, depth)
+        warps, depth = (warps, depth // 2) if depth > least else (warps // 2, depth)
     while cluster > 1 and cluster // 2 * warps >= pieces:
         cluster //= 2
     if cluster > 1 and resident == _RESIDENT and not coded:

@@ -13,7 +13,7 @@ from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["MAX_ROWS", "PIECE", "SET", "SIZE_MACROS", "bindings", "element_bytes", "operand_values", "padded"]
-__all__ += ["piece_bytes", "scale_bytes", "size_macros", "suits_warps"]
+__all__ += ["least_depth", "piece_bytes", "scale_bytes", "size_macros", "suits_warps"]
 
 PIECE = 16
 """Positions that a warp takes at a time; as in attention_warp.cuh."""
@@ -79,8 +79,17 @@ def piece_bytes(problem: Attention) -> int:
     each = element_bytes(problem)
     rows = [padded(size) * each for size in (problem.size, problem.value_size)]
     gaps = sum(0 if each == 1 and row % _LINE == 0 else _ROW_GAP for row in rows)
-    results = SET * (padded(problem.value_size) + 4) * FLOAT32.size
-    return max(PIECE * (sum(rows) + gaps + scale_bytes(problem)), results)
+    return max(PIECE * (sum(rows) + gaps + scale_bytes(problem)), _set_bytes(problem))
+
+
+def least_depth(problem: Attention, rows: int) -> int:
+    """Pieces of a warp at the least: its results of so many rows lie where these were, as in attention_warp.cuh."""
+    return ceil_div(ceil_div(rows, SET) * _set_bytes(problem), piece_bytes(problem))
+
+
+def _set_bytes(problem: Attention) -> int:
+    """Of the results of a set of rows."""
+    return SET * (padded(problem.value_size) + 4) * FLOAT32.size
 
 
 def operand_values(problem: Attention, state_rows: int) -> dict[str, int]:

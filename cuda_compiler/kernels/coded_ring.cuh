@@ -51,21 +51,6 @@ struct RingOfCodes {
     }
 };
 
-// Starts copying the first steps, and by the first PACED blocks one after another: what the grids ahead wait for would
-// come behind all of them at once.
-template <typename Ring>
-__device__ __forceinline__ void fill_stages(
-    Ring& ring, unsigned char* stages, int stage_bytes, int further, const Params& p)
-{
-    #pragma unroll 1
-    for (int stage = 0; stage < STAGES; ++stage) {
-        ring.fill(stages + stage * stage_bytes, further, p);
-        if (PACED > 0 && int(blockIdx.x) < PACED && stage + 1 < STAGES) {
-            wait_for_copies<0>();
-        }
-    }
-}
-
 // Where a lane loads a step's codes of 16 rows from: of each row every fourth word.
 struct PlaceOfCodes {
     uint first;

@@ -191,8 +191,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
     Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
     auto fill = [&](bool now) {
-        if (now) {
-            fill_stages(ring, stages, STAGE_BYTES, further, p);
+        #pragma unroll 1
+        for (int stage = 0; now && stage < STAGES; ++stage) {
+            ring.fill(stages + stage * STAGE_BYTES, further, p);
         }
     };
     fill(!VECTORS_FIRST);

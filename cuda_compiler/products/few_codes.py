@@ -8,7 +8,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.launches_ahead import alone_bytes, launches_ahead, paced_blocks
+from cuda_compiler.launches_ahead import alone_bytes, launches_ahead
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, group_of, unit_of
 from cuda_compiler.products.few_codes_sizes import Work, few_codes_sizes
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
@@ -32,7 +32,7 @@ FEW_CODES = KernelTemplate(
     "few_codes",
     params="int outputs, tiles, vector_row, zero_row",
     macros=(
-        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD PACED FACTOR "
+        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD FACTOR "
         f"COLUMNS_SETTLED {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros entries vector",
@@ -62,6 +62,8 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes, "entries": codes.codebook or codes}
     # float16 may not hold the elements of a row that is yet to be multiplied by its factor
     octets = octets_of(vector, around.lowering, blocks) if vector.dtype == BFLOAT16 else None
+    # not around launches that make vectors, which take longer beside blocks of these
+    beside = octets is not None or any(each.beside for each in ahead)
     vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
     launch = EarlyLaunch(
@@ -87,7 +89,6 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "STEP": work.step,
             "STAGES": sizes.stages,
             "HELD": int(sizes.holds_all(work, device)),
-            "PACED": paced_blocks(ahead, blocks, shared_bytes, device) if sizes.stages > 1 else 0,
             "COLUMNS_SETTLED": int(around.columns_are_settled),
             "FACTOR": 0,
             **vectors.macros,
@@ -96,7 +97,7 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
         flops=found.flops,
         prologues=vectors.prologues,
         shared_bytes=shared_bytes,
-        extension=cluster_along_x(sizes.cluster),
+        extension=cluster_along_x(sizes.cluster, beside=beside),
         hurries=True,
     )
     return [CallOption(CLUSTERS, (around.launch(launch, store),))]

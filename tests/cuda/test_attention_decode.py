@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 import npu_compiler
-from cuda_compiler.artifact.extensions import cluster_of
+from cuda_compiler.artifact.extensions import cluster_of, is_beside
+from cuda_compiler.attention import decode
+from cuda_compiler.launches_ahead import Ahead
 from cuda_runtime.nvrtc import architectures
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall
 from npu_compiler.compiled_program import CompiledProgram
@@ -31,7 +33,7 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one step: queries and new keys of `rows` tokens, a cache of `length` positions."""
+    """Of one step: queries and new keys of `rows` tokens, of `length` positions, values `wide` times as long."""
 
     length: int
     size: int = 128
@@ -40,10 +42,11 @@ class Sizes:
     rows: int = 1
     batch: int = 1
     mask: str = "boolean"
+    wide: int = 1
 
     @property
     def width(self) -> int:
-        return (self.shared + 2) * self.groups * self.size
+        return (self.shared + 1 + self.wide) * self.groups * self.size
 
 
 class Step(torch.nn.Module):
@@ -64,8 +67,11 @@ class Step(torch.nn.Module):
         mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sizes = self.sizes
-        queries, new, beside = self.heads_of(x).split([sizes.shared * sizes.groups, sizes.groups, sizes.groups], dim=1)
+        heads = [sizes.shared * sizes.groups, sizes.groups, sizes.groups * sizes.wide]
+        queries, new, beside = self.heads_of(x).split(heads, dim=1)
         keys = keys.index_copy(2, positions, rotated(new, cos, sin))
+        if sizes.wide > 1:
+            beside = beside.unflatten(1, (sizes.groups, sizes.wide)).transpose(2, 3).flatten(3)
         values = values.index_copy(2, positions, beside)
         queries = rotated(queries, cos, sin)
         result = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
@@ -106,7 +112,7 @@ def tensors(sizes: Sizes, dtype: torch.dtype, position: int = 0) -> dict[str, to
         "cos": (sizes.rows, sizes.size),
         "sin": (sizes.rows, sizes.size),
         "keys": cache,
-        "values": cache,
+        "values": (*cache[:3], sizes.size * sizes.wide),
     }
     given = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
     given["positions"] = position + torch.arange(sizes.rows)
@@ -192,6 +198,8 @@ def check_results(
         (Sizes(2048, rows=8), [0, 5, 60, 128, 1000, 2040]),
         (Sizes(700, rows=3, batch=2), [0, 62, 697]),
         (Sizes(300, size=64, groups=3, shared=4, rows=7, mask="numbers"), [0, 9, 293]),
+        (Sizes(9000, size=32, groups=1, shared=2, rows=8, wide=4), [0, 4095, 8990]),
+        (Sizes(300, size=64, groups=2, shared=4, rows=2, wide=2), [0, 77, 298]),
     ],
     ids=str,
 )
@@ -232,6 +240,7 @@ def test_on_a_processor_a_head_of_keys_has_groups_of_few_rows(
         (Sizes(600, size=32, groups=1, shared=2, mask="hole"), [250, 599], 8, 1),
         (Sizes(2100, size=32, groups=1, shared=2, mask="window"), [40, 2099], 8, 1),
         (Sizes(4200, size=32, groups=1, shared=2), [200, 4199], 8, 5),
+        (Sizes(4200, size=32, groups=1, shared=2, rows=8, wide=4), [4190], 8, 5),
     ],
     ids=str,
 )
@@ -260,6 +269,34 @@ def test_neighbours_are_loaded_at_once_where_they_lie_side_by_side(step: type[St
     text = plan.kernels[launch_of(plan).kernel].text
     (function,) = re.findall(r"void query_pack\(.*?\n}\n", text, re.DOTALL)
     assert function.count("load_pack<4>(") == packs
+
+
+def test_blocks_on_most_multiprocessors_leave_room_to_launches_that_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One piece of a warp is on its way, not two, where a step has several tokens."""
+    several, one = Sizes(2048, rows=8), Sizes(2048)
+    pieces = {}
+    for beside in (False, True):
+        ahead = (Ahead(128, 116_736, beside),)
+        monkeypatch.setattr(decode, "launches_ahead", lambda index, lowering, ahead=ahead: ahead)
+        calls = [launch_of(on_host(sizes)) for sizes in (several, one)]
+        assert [is_beside(call) for call in calls] == [beside, False]
+        pieces[beside] = [call.shared_bytes for call in calls]
+    assert pieces[False] == [2 * pieces[True][0], pieces[True][1]]
+
+
+def test_all_blocks_find_room_at_once() -> None:
+    """Those that are more than multiprocessors have one piece of a warp on its way, or pieces that are short."""
+    few, many, short = (
+        launch_of(on_host(sizes))
+        for sizes in (
+            Sizes(2048, rows=8),
+            Sizes(2048, rows=8, groups=4, shared=7),
+            Sizes(2048, size=64, rows=8, groups=4, shared=7),
+        )
+    )
+    assert few.grid[0] * few.grid[2] <= 112 < many.grid[0] * many.grid[2]
+    assert few.shared_bytes == 2 * many.shared_bytes
+    assert many.shared_bytes < short.shared_bytes * 2 <= 200 << 10
 
 
 def on_host(sizes: Sizes, step: type[Step] = Step) -> ExecutionPlan:

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from cuda_compiler import octets
+from cuda_compiler.artifact.extensions import is_beside
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import DEVICES
+from cuda_compiler.launches_ahead import Ahead
 from cuda_compiler.products import few_codes
 from cuda_compiler.products.few_codes_sizes import FewCodes, Work, few_codes_sizes
 from npu_compiler import dtypes
@@ -131,6 +133,18 @@ def test_rows_of_norms_without_a_mean_are_computed_by_octets(
     force(monkeypatch, FewCodes(4, 2, stages))
     plan = Case(m=8, n=64, k=1024, zeros=True, behind=behind).program(BFLOAT).main
     assert ("#define PROLOGUE 2\n" in plan.kernels[launch_of(plan).kernel].text) == bool(octets)
+
+
+@pytest.mark.parametrize(
+    ("behind", "ahead", "beside"),
+    [("norm ahead", False, True), ("norm ahead", True, True), ("", True, True), ("", False, False)],
+)
+def test_blocks_leave_room_where_those_ahead_do_or_no_launch_makes_their_vectors(
+    behind: str, ahead: bool, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_codes, "launches_ahead", lambda index, lowering: (Ahead(96, 116_736, ahead),))
+    plan = Case(m=8, n=64, k=1024, zeros=True, behind=behind).program(BFLOAT).main
+    assert is_beside(launch_of(plan)) == beside
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")

@@ -47,6 +47,7 @@ CASES: list[tuple[Sizes, list[list[int]]]] = [
     (Sizes(1, 16, rows=128), [[127], [300], [2047]]),
     (Sizes(1, 32, page=64, rows=128), [[127], [333]]),
     (Sizes(1, 16, size=64, groups=2, shared=4, rows=40), [[39], [1000]]),
+    (Sizes(15, 2, size=32, groups=1, shared=2, rows=8, wide=4), [[8 + 13 * lane for lane in range(15)]]),
 ]
 
 
@@ -167,6 +168,10 @@ def test_pages_whose_places_take_more_than_15_bits_are_gathered(kind: str) -> No
         ("int8", Sizes(3, 4, page=64, size=64, groups=2, shared=3, pages=14), [100, -1, 37], True, "sm_90"),
         ("int8", Sizes(2, 3, page=64, size=128, groups=1, shared=2, pages=7), [15, 130], False, "sm_90"),
         ("16", Sizes(2, 9, page=64, size=64, groups=1, shared=3, pages=19), [573, 129], False, "sm_90"),
+        (
+            *("16", Sizes(15, 1, page=64, size=16, groups=1, shared=2, rows=8, pages=16, wide=8)),
+            *([7, 63, *[8 + 4 * lane for lane in range(13)]], False, "sm_90"),
+        ),
     ],
     ids=str,
 )

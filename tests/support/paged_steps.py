@@ -25,7 +25,10 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one step: `rows` tokens of each of `lanes`, tables of `count` pages of `page` tokens."""
+    """Of one step: `rows` tokens of each of `lanes`, tables of `count` pages of `page` tokens.
+
+    Values are `wide` times as long as keys.
+    """
 
     lanes: int
     count: int
@@ -35,6 +38,17 @@ class Sizes:
     shared: int = 6
     rows: int = 1
     pages: int = 40
+    wide: int = 1
+
+    @property
+    def heads(self) -> list[int]:
+        """Of queries, new keys and new values, `size` elements each."""
+        return [self.shared * self.groups, self.groups, self.groups * self.wide]
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Of a key and of a value."""
+        return self.size, self.size * self.wide
 
 
 class PagedStep(torch.nn.Module):
@@ -66,7 +80,8 @@ class PagedStep(torch.nn.Module):
         page = torch.where(positions < 0, sizes.pages, page).reshape(-1)
         at = (page, None, (known % sizes.page).reshape(-1))
         rows = [
-            own.transpose(1, 2).reshape(-1, sizes.groups, sizes.size) for own in (self.rotated(new, angles), beside)
+            own.transpose(1, 2).reshape(-1, sizes.groups, width)
+            for own, width in zip((self.rotated(new, angles), beside), sizes.widths, strict=True)
         ]
         packed = (*form.pack(rows[0]), *form.pack(rows[1]))
         pools = tuple(torch.ops.aten.index_put(pool, at, own) for pool, own in zip(pools, packed, strict=True))
@@ -76,7 +91,7 @@ class PagedStep(torch.nn.Module):
         """Queries, new keys and new values [lanes, heads, rows, size]."""
         sizes = self.sizes
         heads = x.reshape(sizes.lanes, sizes.rows, -1, sizes.size).transpose(1, 2)
-        parts: tuple[torch.Tensor, ...] = heads.split([sizes.shared * sizes.groups, sizes.groups, sizes.groups], dim=1)
+        parts: tuple[torch.Tensor, ...] = heads.split(sizes.heads, dim=1)
         return parts
 
     def attended(
@@ -93,8 +108,8 @@ class PagedStep(torch.nn.Module):
         seen = [
             form.numbers(tuple(pool[tables] for pool in part))
             .transpose(1, 2)
-            .reshape(sizes.lanes, sizes.groups, -1, sizes.size)
-            for part in (pools[:each], pools[each:])
+            .reshape(sizes.lanes, sizes.groups, -1, width)
+            for part, width in zip((pools[:each], pools[each:]), sizes.widths, strict=True)
         ]
         queries = self.rotated(self.heads(x)[0], angles)
         result = F.scaled_dot_product_attention(queries, seen[0], seen[1], visible[:, None], enable_gqa=True)
@@ -115,10 +130,10 @@ def step_inputs(step: PagedStep, ends: Sequence[int], shares: bool = False) -> I
     def made(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(form.dtype)
 
-    heads = (sizes.shared + 2) * sizes.groups
-    x, angles = made(sizes.lanes, sizes.rows, heads * sizes.size), made(sizes.lanes, sizes.rows, sizes.size)
-    pool = (sizes.pages + 1, sizes.groups, sizes.page, sizes.size)
-    pools = (*form.pack(made(*pool)), *form.pack(made(*pool)))
+    width = sum(sizes.heads) * sizes.size
+    x, angles = made(sizes.lanes, sizes.rows, width), made(sizes.lanes, sizes.rows, sizes.size)
+    keys, values = (made(sizes.pages + 1, sizes.groups, sizes.page, width) for width in sizes.widths)
+    pools = (*form.pack(keys), *form.pack(values))
     tables = torch.full((sizes.lanes, sizes.count), sizes.pages, dtype=torch.int32)
     free = torch.randperm(sizes.pages, generator=generator).tolist()
     positions = torch.full((sizes.lanes, sizes.rows), -1)
