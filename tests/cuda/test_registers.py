@@ -1,0 +1,61 @@
+"""Kernels of decode steps keep in registers what they compute with: the rest would lie in memory, and nobody told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cuda_runtime.nvrtc import OPTIONS, architectures, compile_kernel
+from npu_compiler.artifact.plan import ExecutionPlan
+from npu_compiler.errors import KernelCompileError, MissingDependencyError
+from tests.cuda.test_attention_decode import Sizes, on_host
+from tests.cuda.test_attention_decode import launch_of as attention_of
+from tests.cuda.test_grouped_matvec import Case
+from tests.cuda.test_integer_rows import launch_of
+
+H200 = 90
+REFUSED = ("--ptxas-options=--warn-on-spills", "--ptxas-options=--warning-as-error")  # where registers spill
+
+CASES = [
+    *(Case(m=m, n=2048, zeros=True, behind="norm ahead") for m in (1, 5, 8)),
+    *(Case(m=m, n=17920, zeros=True, behind="norm ahead") for m in (1, 8)),
+    Case(m=8, n=17920, bits=8, kind=torch.int8, group=1536, behind="norm ahead"),
+    Case(m=8, n=1536, k=8960, zeros=True, behind="residual"),
+]
+
+
+def compile_in_registers(plan: ExecutionPlan, number: int, bounds: str = "") -> None:
+    """Compiles a kernel, perhaps with other bounds; refuses one whose registers do not suffice."""
+    kernel = plan.kernels[number]
+    before, found, after = kernel.text.partition("__launch_bounds__(THREADS")
+    text = f"{before}__launch_bounds__({bounds}{after.partition(')')[2]}" if bounds else kernel.text
+    assert found
+    compile_kernel(text, kernel.entry, H200, (*(option for option in OPTIONS if option != "-w"), *REFUSED))
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    try:
+        known = architectures()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    if H200 not in known:
+        pytest.skip(f"NVRTC knows {known}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_by_codes(case: Case) -> None:
+    plan = case.program(torch.bfloat16).main
+    compile_in_registers(plan, launch_of(plan).kernel)
+
+
+@pytest.mark.parametrize("sizes", [Sizes(2048), Sizes(2048, rows=8), Sizes(32768)], ids=str)
+def test_attention(sizes: Sizes) -> None:
+    plan = on_host(sizes)
+    compile_in_registers(plan, attention_of(plan).kernel)
+
+
+def test_too_few_registers_are_noticed() -> None:
+    plan = on_host(Sizes(2048))
+    with pytest.raises(KernelCompileError, match="spill"):
+        compile_in_registers(plan, attention_of(plan).kernel, bounds="THREADS, 4)")
