@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from cuda_runtime.nvrtc import OPTIONS, architectures, compile_kernel
-from npu_compiler.artifact.plan import ExecutionPlan
+from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
 from tests.cuda.test_attention_decode import Sizes, on_host
-from tests.cuda.test_attention_decode import launch_of as attention_of
+from tests.cuda.test_attention_decode import launch_of as attention_launch
 from tests.cuda.test_grouped_matvec import Case
 from tests.cuda.test_integer_rows import launch_of
 
@@ -24,13 +24,10 @@ CASES = [
 ]
 
 
-def compile_in_registers(plan: ExecutionPlan, number: int, bounds: str = "") -> None:
-    """Compiles a kernel, perhaps with other bounds; refuses one whose registers do not suffice."""
-    kernel = plan.kernels[number]
-    before, found, after = kernel.text.partition("__launch_bounds__(THREADS")
-    text = f"{before}__launch_bounds__({bounds}{after.partition(')')[2]}" if bounds else kernel.text
-    assert found
-    compile_kernel(text, kernel.entry, H200, (*(option for option in OPTIONS if option != "-w"), *REFUSED))
+def compile_in_registers(kernel: KernelSource, text: str = "") -> None:
+    """Compiles a kernel, perhaps another text of it; refuses one whose registers do not suffice."""
+    options = (*(option for option in OPTIONS if option != "-w"), *REFUSED)
+    compile_kernel(text or kernel.text, kernel.entry, H200, options)
 
 
 @pytest.fixture(autouse=True)
@@ -46,16 +43,22 @@ def compiler() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_products_by_codes(case: Case) -> None:
     plan = case.program(torch.bfloat16).main
-    compile_in_registers(plan, launch_of(plan).kernel)
+    compile_in_registers(plan.kernels[launch_of(plan).kernel])
+
+
+def attention_of(sizes: Sizes) -> KernelSource:
+    plan = on_host(sizes)
+    return plan.kernels[attention_launch(plan).kernel]
 
 
 @pytest.mark.parametrize("sizes", [Sizes(2048), Sizes(2048, rows=8), Sizes(32768)], ids=str)
 def test_attention(sizes: Sizes) -> None:
-    plan = on_host(sizes)
-    compile_in_registers(plan, attention_of(plan).kernel)
+    compile_in_registers(attention_of(sizes))
 
 
 def test_too_few_registers_are_noticed() -> None:
-    plan = on_host(Sizes(2048))
+    kernel = attention_of(Sizes(2048))
     with pytest.raises(KernelCompileError, match="spill"):
-        compile_in_registers(plan, attention_of(plan).kernel, bounds="THREADS, 4)")
+        compile_in_registers(
+            kernel, kernel.text.replace("__launch_bounds__(THREADS, 2)", "__launch_bounds__(THREADS, 4)")
+        )
