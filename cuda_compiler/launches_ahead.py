@@ -11,7 +11,7 @@ from npu_compiler.artifact.plan import KernelCall, options_of
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["Ahead", "alone_bytes", "launches_ahead", "paced_blocks", "spread_bytes"]
+__all__ = ["Ahead", "alone_bytes", "launches_ahead", "leave_room", "paced_blocks", "spread_bytes"]
 
 _LATEST = 5  # launches that are looked at: a layer of a decoder
 _RUNNING = 2  # of these, that mostly still run, or wait, when one begins early
@@ -40,6 +40,11 @@ def launches_ahead(_: int, lowering: Lowering) -> tuple[Ahead, ...]:
     calls = [call for step in lowering.steps[-_LATEST:] for call in options_of(step)[0].calls]
     kernels = (call for call in calls[-_LATEST:] if isinstance(call, KernelCall))
     return tuple(Ahead(prod(call.grid), call.shared_bytes, is_beside(call)) for call in kernels)
+
+
+def leave_room(ahead: Sequence[Ahead]) -> bool:
+    """Whether some of these launches leave room beside their blocks, as those behind them then do."""
+    return any(each.beside for each in ahead)
 
 
 def paced_blocks(ahead: Sequence[Ahead], blocks: int, shared_bytes: int, device: DeviceModel) -> int:

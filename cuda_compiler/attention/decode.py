@@ -31,7 +31,7 @@ from cuda_compiler.attention.sizes import (
 )
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.launches_ahead import launches_ahead
+from cuda_compiler.launches_ahead import launches_ahead, leave_room
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
@@ -205,7 +205,7 @@ def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) 
     fresh = count_of_new(problem)
     if division is None or fresh is None:
         return None
-    if division.parts > 1 and any(each.beside for each in lowering.ask(launches_ahead, problem.k.tensor.index)):
+    if division.parts > 1 and leave_room(lowering.ask(launches_ahead, problem.k.tensor.index)):
         # the launches around have blocks on most multiprocessors as well, and leave room to each other
         division = replace(division, depth=least_depth(problem, division.rows), beside=True)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))

@@ -8,7 +8,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.launches_ahead import alone_bytes, launches_ahead
+from cuda_compiler.launches_ahead import alone_bytes, launches_ahead, leave_room
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, group_of, unit_of
 from cuda_compiler.products.few_codes_sizes import Work, few_codes_sizes
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
@@ -63,7 +63,7 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
     # float16 may not hold the elements of a row that is yet to be multiplied by its factor
     octets = octets_of(vector, around.lowering, blocks) if vector.dtype == BFLOAT16 else None
     # not around launches that make vectors, which take longer beside blocks of these
-    beside = octets is not None or any(each.beside for each in ahead)
+    beside = octets is not None or leave_room(ahead)
     vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
     launch = EarlyLaunch(

@@ -8,7 +8,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.launches_ahead import launches_ahead, paced_blocks, spread_bytes
+from cuda_compiler.launches_ahead import launches_ahead, leave_room, paced_blocks, spread_bytes
 from cuda_compiler.products.coded_tiles import TILE, group_of, unit_of
 from cuda_compiler.products.integer_rows_sizes import Work, integer_rows_sizes
 from cuda_compiler.products.vectors import VECTOR_MACROS, octets_of, vectors_of
@@ -89,7 +89,7 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
         flops=found.flops,
         prologues=vectors.prologues,
         shared_bytes=spread_bytes(ahead, shared_bytes, device),
-        extension=cluster_along_x(1, beside=sizes.beside or codes.bits == 4 or any(each.beside for each in ahead)),
+        extension=cluster_along_x(1, beside=sizes.beside or codes.bits == 4 or leave_room(ahead)),
         hurries=True,
     )
     return [CallOption(CLUSTERS, (around.launch(launch, store),))]

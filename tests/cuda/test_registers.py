@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_runtime.nvrtc import OPTIONS, architectures, compile_kernel
+from cuda_runtime.nvrtc import OPTIONS, compile_kernel
 from npu_compiler.artifact.plan import KernelSource
-from npu_compiler.errors import KernelCompileError, MissingDependencyError
+from npu_compiler.errors import KernelCompileError
 from tests.cuda.test_attention_decode import Sizes, on_host
 from tests.cuda.test_attention_decode import launch_of as attention_launch
 from tests.cuda.test_grouped_matvec import Case
 from tests.cuda.test_integer_rows import launch_of
 
-H200 = 90
+pytestmark = pytest.mark.parametrize("architecture", [90])
 REFUSED = ("--ptxas-options=--warn-on-spills", "--ptxas-options=--warning-as-error")  # where registers spill
 
 CASES = [
@@ -24,26 +24,16 @@ CASES = [
 ]
 
 
-def compile_in_registers(kernel: KernelSource, text: str = "") -> None:
-    """Compiles a kernel, perhaps another text of it; refuses one whose registers do not suffice."""
+def compile_in_registers(kernel: KernelSource, architecture: int) -> None:
+    """Compiles a kernel; refuses one whose registers do not suffice."""
     options = (*(option for option in OPTIONS if option != "-w"), *REFUSED)
-    compile_kernel(text or kernel.text, kernel.entry, H200, options)
-
-
-@pytest.fixture(autouse=True)
-def compiler() -> None:
-    try:
-        known = architectures()
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
-    if H200 not in known:
-        pytest.skip(f"NVRTC knows {known}")
+    compile_kernel(kernel.text, kernel.entry, architecture, options)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_products_by_codes(case: Case) -> None:
+def test_products_by_codes(case: Case, architecture: int) -> None:
     plan = case.program(torch.bfloat16).main
-    compile_in_registers(plan.kernels[launch_of(plan).kernel])
+    compile_in_registers(plan.kernels[launch_of(plan).kernel], architecture)
 
 
 def attention_of(sizes: Sizes) -> KernelSource:
@@ -52,13 +42,12 @@ def attention_of(sizes: Sizes) -> KernelSource:
 
 
 @pytest.mark.parametrize("sizes", [Sizes(2048), Sizes(2048, rows=8), Sizes(32768)], ids=str)
-def test_attention(sizes: Sizes) -> None:
-    compile_in_registers(attention_of(sizes))
+def test_attention(sizes: Sizes, architecture: int) -> None:
+    compile_in_registers(attention_of(sizes), architecture)
 
 
-def test_too_few_registers_are_noticed() -> None:
+def test_too_few_registers_are_noticed(architecture: int) -> None:
     kernel = attention_of(Sizes(2048))
+    text = kernel.text.replace("__launch_bounds__(THREADS, 2)", "__launch_bounds__(THREADS, 4)")
     with pytest.raises(KernelCompileError, match="spill"):
-        compile_in_registers(
-            kernel, kernel.text.replace("__launch_bounds__(THREADS, 2)", "__launch_bounds__(THREADS, 4)")
-        )
+        compile_in_registers(KernelSource(kernel.entry, text), architecture)
