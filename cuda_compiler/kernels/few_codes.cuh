@@ -3,9 +3,17 @@
 // groups of eight; k is permuted alike for both operands. WARPS_K warps share a tile of 16 rows, and CLUSTER blocks
 // share k; the first steps of a warp's codes are copied before the grid ahead of this one has finished. Grid: clusters
 // with tiles in turns in x.
-constexpr bool VECTORS_FIRST = PROLOGUE == 2 && STAGES > 1; // many blocks begin when what these are made of is there
 constexpr int CHAINS = !ONE_GROUP && BLOCK_WARPS >= 16 ? 1 : 2; // of products; in many warps one may wait for another
 constexpr float NUMBER_UNIT = AS_THEY_ARE ? SUBNORMAL_UNIT : 1.0f;
+
+// Whether a warp asks for its codes ahead of the wait for vectors, not behind its loads of these. What a warp loads comes
+// behind the codes that it has asked for: of several steps only warps without vectors to make ask ahead, and where all
+// copy some, half of them.
+__device__ __forceinline__ bool asks_ahead(int warp)
+{
+    bool has_time = PROLOGUE == 2 ? warp / SPLIT >= VECTORS : PROLOGUE || warp < BLOCK_WARPS / 2;
+    return STAGES == 1 || has_time;
+}
 
 // What the chains of a group of columns have added up.
 __device__ __forceinline__ float sum_of_chains(const Sums (&chain)[CHAINS], int group, int u)
@@ -74,8 +82,8 @@ __device__ __forceinline__ void multiply_bundle(
     }
 }
 
-// Makes `count` elements of each vector ready, by all threads; a barrier is to follow. `meanwhile` as where vectors are
-// computed.
+// Makes `count` elements of each vector ready, by all threads; a barrier is to follow. Each calls `meanwhile` once, while
+// it waits for the first of its loads, if any.
 template <typename Meanwhile>
 __device__ __forceinline__ void make_vectors(
     const Vectors& vectors, int count, float (&row_parts)[VECTORS][SPLIT], Meanwhile meanwhile,
@@ -110,7 +118,7 @@ __device__ __forceinline__ void make_vectors(
     const vector_t* rows = vector + vectors.first;
     int row_length = p.vector_row;
 #endif
-    vectors.copy(rows, row_length, count);
+    vectors.copy(rows, row_length, count, meanwhile);
 #endif
 }
 
@@ -196,13 +204,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
             ring.fill(stages + stage * STAGE_BYTES, further, p);
         }
     };
-    fill(!VECTORS_FIRST);
+    bool ahead = asks_ahead(warp);
+    fill(ahead);
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
     const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
     __shared__ float row_parts[VECTORS][SPLIT]; // of the sums by which rows have a factor
-    make_vectors(vectors, count * BUNDLE_CODES, row_parts, [&] { fill(VECTORS_FIRST); }, VECTOR_ARGUMENTS p);
+    make_vectors(vectors, count * BUNDLE_CODES, row_parts, [&] { fill(!ahead); }, VECTOR_ARGUMENTS p);
     __syncthreads();
     if (CLUSTER > 1) {
         wait_for_cluster();

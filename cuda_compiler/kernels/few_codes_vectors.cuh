@@ -27,19 +27,24 @@ struct Vectors {
     vector_t* staged;
     int first; // of the elements that the block has
 
-    // Copies `count` elements of each vector from rows in memory, by all threads; a barrier is to follow.
-    __device__ __forceinline__ void copy(const vector_t* rows, int row_length, int count) const
+    // Copies `count` elements of each vector from rows in memory, by all threads; a barrier is to follow. Each calls
+    // `meanwhile` once, while it waits for the first of its loads.
+    template <typename Meanwhile>
+    __device__ __forceinline__ void copy(const vector_t* rows, int row_length, int count, Meanwhile meanwhile) const
     {
         constexpr int ALL = VECTORS * ROW_OCTETS, EACH = (ALL + THREADS - 1) / THREADS, TOGETHER = EACH <= 6 ? EACH : 4;
         constexpr bool WHOLE = ALL % (TOGETHER * THREADS) == 0;
         #pragma unroll 1
-        for (int base = int(threadIdx.x); base < ALL; base += TOGETHER * THREADS) {
+        for (int base = int(threadIdx.x); base < THREADS || base < ALL; base += TOGETHER * THREADS) {
             Pack<vector_t, 8> given[TOGETHER];
             #pragma unroll
             for (int each = 0; each < TOGETHER; ++each) {
                 int index = base + each * THREADS, v = index / ROW_OCTETS, place = index % ROW_OCTETS * 8;
                 bool inside = (WHOLE || index < ALL) && place < count;
                 given[each] = load_pack<8>(rows + (inside ? (long long)v * row_length + place : 0));
+            }
+            if (base < THREADS) {
+                meanwhile();
             }
             #pragma unroll
             for (int each = 0; each < TOGETHER; ++each) {
