@@ -17,7 +17,7 @@ from npu_compiler.graph.fusion_patterns import (
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 
-__all__ = ["merge_coded_linears"]
+__all__ = ["merge_coded_linears", "merged_coded_linears"]
 
 _BY_ROW = ("codes", "scales", "zeros", "biases")
 _PARTS = (*_BY_ROW, "codebook")
@@ -52,8 +52,8 @@ def _obstacle(match: Match, scene: Scene) -> str:
     return ""
 
 
-def merge_coded_linears(graph: IRGraph, pairs_columns: PairsColumns | None = None) -> IRGraph:
-    """As `fusion_patterns.merge_linears`, for weights that are `npu_codes.dequantize` of tensors of the weight file."""
+def merged_coded_linears(pairs_columns: PairsColumns | None = None) -> Rule:
+    """As `fusion_patterns.merged_linears`, of weights that are `npu_codes.dequantize` of tensors of the weight file."""
 
     def merged(site: Sequence[Match], scene: Scene) -> Replacement | str:
         given, members, coded = scene.graph, [match.root for match in site], [match.nodes[1] for match in site]
@@ -82,4 +82,9 @@ def merge_coded_linears(graph: IRGraph, pairs_columns: PairsColumns | None = Non
         return Replacement((weight, linear, *slices), tensors, weights)
 
     patterns = (pattern(coded_linear, ("zeros", "biases", "codebook", "bias")),)
-    return apply(graph, Rule("one product with others of its input", patterns, merged, _form, 2, _obstacle))
+    return Rule("one product with others of its input", patterns, merged, _form, 2, _obstacle)
+
+
+def merge_coded_linears(graph: IRGraph, pairs_columns: PairsColumns | None = None) -> IRGraph:
+    """As `fusion_patterns.merge_linears`, of such weights."""
+    return apply(graph, merged_coded_linears(pairs_columns))
