@@ -13,11 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npu_compiler.errors import NPUError
+from npu_compiler.frontend import coded_layers
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.graph_optimizer import eliminate_noops
 from npu_compiler.graph.row_pushdown import push_down_selections
 from npu_compiler.ir import IRGraph
 from tests.support.ir_builder import IRBuilder, Value, overload_of
+
+assert coded_layers  # which defines npu_codes::dequantize
 
 BATCH, ROWS, WIDTH = 2, 8, 6
 Build = Callable[["Model", Value], Value]
@@ -49,6 +52,16 @@ class Model:
     def linear(self, x: Value, outputs: int) -> Value:
         weight = self.weight(outputs, x.meta.shape[-1])
         return self.call("linear.default", x, weight, name=f"linear{len(self.values)}")
+
+    def coded_linear(self, x: Value, outputs: int) -> Value:
+        """Of codes of a byte, with a scale for each row."""
+        inputs = x.meta.shape[-1]
+        codes = self.builder.weight(f"w{len(self.values)}", (outputs, inputs), torch.uint8)
+        self.values[codes.name] = torch.randint(256, (outputs, inputs), generator=self._generator, dtype=torch.uint8)
+        options = (8, inputs, inputs, 1, 128, torch.float64)
+        parts = (codes, self.weight(outputs, 1), None, None, None)
+        numbers = self.builder.call("npu_codes.dequantize.default", *parts, *options)
+        return self.call("linear.default", x, numbers, name=f"linear{len(self.values)}")
 
     def call(self, op: str, *args: Any, **kwargs: Any) -> Value:
         return self.builder.call(f"aten.{op}", *args, **kwargs)
@@ -309,9 +322,12 @@ def test_an_index_that_depends_on_the_rows_has_them_computed() -> None:
 
 
 @pytest.mark.parametrize("splits", [True, False])
-def test_a_product_leaves_those_that_share_its_input_where_that_saves_more_than_a_launch(splits: bool) -> None:
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_product_leaves_those_that_share_its_input_where_that_saves_more_than_a_launch(
+    coded: bool, splits: bool
+) -> None:
     model = Model()
-    queries, keys = model.linear(model.h, 4), model.linear(model.h, 4)
+    queries, keys = ((model.coded_linear if coded else model.linear)(model.h, 4) for _ in range(2))
     saved = 2 * BATCH * (ROWS - 1) * WIDTH * 4
     scores = model.call("matmul.default", queries, model.call("transpose.int", keys, 1, 2))
     _, after = model.check(select(model, scores, 1), launch_flops=saved if splits else saved + 1)

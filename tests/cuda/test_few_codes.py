@@ -55,10 +55,13 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=6, n=32, k=768, zeros=True, behind="norm ahead"), HALF, FewCodes(2, 3, 1)),
     (Case(m=8, n=48, k=1024, zeros=True, behind="written norm ahead"), BFLOAT, FewCodes(2, 4, 1)),
     (Case(m=3, n=48, k=2560, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(1, 5, 2)),
+    (Case(m=2, n=48, k=512, zeros=True), BFLOAT, FewCodes(1, 9, 2)),
+    (Case(m=9, n=32, k=1280, zeros=True), BFLOAT, FewCodes(1, 2, 2)),
+    (Case(m=5, n=96, k=768, zero=8, behind="norm ahead"), BFLOAT, FewCodes(3, 3, 3)),
 ]
 """Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters, blocks
 of few warps and of many, norms whose rows wait for their factors and others, rows that end among loads, warps that have
-codes to ask for behind vectors but no vector.
+codes to ask for ahead of vectors or behind them, with a part of the vectors and without.
 """
 
 
