@@ -42,7 +42,7 @@ from npu_runtime import Device, load_weights
 __all__ = ["FORMATS", "Format", "coded", "random_weights"]
 
 _HEAD, _EMBEDDING = "model.lm_head.weight", "model.model.embed_tokens.weight"
-_KEYS = ("model", "format", "cache", "length", "tokens", "position")
+_KEYS = ("model", "format", "cache", "length", "tokens", "logits", "position")
 _MODELS = {"1.5B": QWEN, "7B": QWEN_7B}
 _LENGTH = 2048  # positions of the cache of a prefill
 
@@ -200,7 +200,8 @@ def inputs_of(ir: Mapping[str, Any], position: int) -> dict[str, torch.Tensor]:
         elif name == "positions":
             made[name] = position + torch.arange(shape[0], device="cuda")
         elif name == "last":
-            made[name] = torch.tensor([int(made["tokens"].shape[1]) - 1], device="cuda")
+            count = int(made["tokens"].shape[1])
+            made[name] = torch.arange(count - shape[0], count, device="cuda")
         elif value["dtype"] == "int8":
             made[name] = torch.randint(-127, 128, shape, generator=random, device="cuda", dtype=torch.int8)
         elif value["dtype"] == "float32":  # scales of codes, whose numbers are then of the size of a 16-bit cache's
@@ -217,7 +218,8 @@ def step_graph(folder: Path, name: str, kv_cache_dtype: str, sizes: str = "1.5B"
 
     Args:
         folder: Of the graphs.
-        name: ``decode_L`` for a cache of L positions, ``prefill_N`` for N tokens and a cache of 2,048.
+        name: ``decode_L`` for a cache of L positions; for N tokens and a cache of 2,048 ``prefill_N``, which gives the
+            logits of the last one, and ``check_N``, which gives those of all.
         kv_cache_dtype: As `npu extract-llm` has it.
         sizes: Which of Qwen2.5's models.
     """
@@ -234,7 +236,7 @@ def step_graph(folder: Path, name: str, kv_cache_dtype: str, sizes: str = "1.5B"
     shapes = (made for shape in cache_shapes(model, length) for made in form.empty(shape))
     inputs: dict[str, Any] = {"tokens": torch.zeros(1, count, dtype=torch.long), "positions": torch.arange(count)}
     inputs["caches"] = tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in shapes)
-    inputs |= {"last": torch.tensor([count - 1])} if count > 1 else {}
+    inputs |= {"last": torch.arange(0 if kind == "check" else count - 1, count)} if count > 1 else {}
     ir = npu_compiler.extract(CachedDecoder(model, form), inputs, model_name=name).ir
     path.write_text(json.dumps(ir))
     return ir
@@ -285,7 +287,7 @@ def _row(
     result = logits(executor, held, inputs)
     caches = [value for value in ir["graph_inputs"] if value["name"].startswith("caches_")]
     figures: dict[str, Any] = {**named, "cache": caches[0]["dtype"], "length": caches[0]["shape"][2]}
-    figures |= {"tokens": tokens, "position": position}
+    figures |= {"tokens": tokens, "logits": ir["graph_outputs"][0]["shape"][1], "position": position}
     figures["launches"] = len(executor.plan.calls)
     figures["GB of weights"] = sum(weight.nbytes for weight in weights.values()) / 1e9
     figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
@@ -306,7 +308,8 @@ def _row(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", type=Path, required=True, help="where extracted graphs are kept")
-    parser.add_argument("--steps", nargs="*", default=["decode_2048", "prefill_8"], metavar="NAME", help="what to time")
+    steps = ["decode_2048", "prefill_8", "check_8"]
+    parser.add_argument("--steps", nargs="*", default=steps, metavar="NAME", help="what to time")
     parser.add_argument("--position", type=int, default=128, help="of the first token")
     parser.add_argument("--kv-cache-dtype", choices=("int8", "fp8", "16"), default="16", help="what the cache holds")
     parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
