@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import subprocess
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -92,9 +93,7 @@ def test_a_crash_of_the_compiler_is_its_verdict(
 def test_interrupt_of_the_first_compilation_is_not_remembered(empty_cache: Path, tmp_path: Path) -> None:
     """Ctrl-C reaches the whole foreground group: Python and its compiler."""
     code = f"from software_gpu.library import compile_library\ncompile_library({SYNCHRONISING!r}, {{}})"
-    root = Path(__file__).parents[2]
-    python = root / ".venv" / "bin" / "python"
-    command = [str(python) if python.exists() else "python", "-c", code]
+    command, root = [sys.executable, "-c", code], Path(__file__).parents[2]
     running = subprocess.Popen(command, cwd=root, start_new_session=True, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and running.poll() is None and not any(empty_cache.glob("*")):
