@@ -8,7 +8,7 @@ constexpr float NUMBER_UNIT = AS_THEY_ARE ? SUBNORMAL_UNIT : 1.0f;
 
 // Whether a warp asks for its codes ahead of the wait for vectors, not behind its loads of these. What a warp loads comes
 // behind the codes that it has asked for: of several steps only warps without vectors to make ask ahead, and where all
-// copy some, half of them.
+// copy some, half of them. Whole rows that are computed first take so long that all do.
 __device__ __forceinline__ bool asks_ahead(int warp)
 {
     bool has_time = PROLOGUE == 2 ? warp / SPLIT >= VECTORS : PROLOGUE || warp < BLOCK_WARPS / 2;

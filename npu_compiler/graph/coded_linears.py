@@ -11,13 +11,14 @@ from npu_compiler.graph.fusion_patterns import (
     are_paired,
     concatenated,
     meet_in_pairs,
+    merged_linears,
     merged_output,
     slices_of,
 )
-from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, pattern
+from npu_compiler.ir import OpNode, TensorSpec
 
-__all__ = ["merge_coded_linears", "merged_coded_linears"]
+__all__ = ["merged_coded_linears", "ways_to_merge_linears"]
 
 _BY_ROW = ("codes", "scales", "zeros", "biases")
 _PARTS = (*_BY_ROW, "codebook")
@@ -85,6 +86,6 @@ def merged_coded_linears(pairs_columns: PairsColumns | None = None) -> Rule:
     return Rule("one product with others of its input", patterns, merged, _form, 2, _obstacle)
 
 
-def merge_coded_linears(graph: IRGraph, pairs_columns: PairsColumns | None = None) -> IRGraph:
-    """As `fusion_patterns.merge_linears`, of such weights."""
-    return apply(graph, merged_coded_linears(pairs_columns))
+def ways_to_merge_linears(pairs_columns: PairsColumns | None = None) -> tuple[Rule, ...]:
+    """All rules by which linears of one input become one product, one for each form of weights."""
+    return merged_coded_linears(pairs_columns), merged_linears(pairs_columns)

@@ -19,7 +19,7 @@ from npu_compiler.ops.views import slice_
 from npu_compiler.tensor.layout import BufferSpec, dense
 
 __all__ = ["PairsColumns", "are_paired", "attention_inputs", "broadcasts", "concatenated", "fuse_attention"]
-__all__ += ["meet_in_pairs", "merge_linears", "merged_linears", "merged_output", "scaled_queries", "scores_of"]
+__all__ += ["meet_in_pairs", "merged_linears", "merged_output", "scaled_queries", "scores_of"]
 __all__ += ["share_heads", "slices_of", "weighted"]
 
 
@@ -223,7 +223,9 @@ PairsColumns = Callable[[TensorSpec, TensorSpec], bool]
 
 
 def merged_linears(pairs_columns: PairsColumns | None = None) -> Rule:
-    """Linears of one input become one product: all with or all without bias, of weights that nothing else reads.
+    """``[x @ a.T, x @ b.T]`` becomes ``split(x @ concat(a, b).T)``: the input is read once, by one kernel.
+
+    All have a bias or none has; nothing else reads their weights.
 
     Args:
         pairs_columns: Where it says so, two linears of the same width put their columns in turns, so that an epilogue
@@ -242,11 +244,6 @@ def merged_linears(pairs_columns: PairsColumns | None = None) -> Rule:
 
     patterns = (pattern(a_linear, ("bias",)),)
     return Rule("one product with others of its input", patterns, merged, _shared_input, 2, _foreign_parameter)
-
-
-def merge_linears(graph: IRGraph, pairs_columns: PairsColumns | None = None) -> IRGraph:
-    """``[x @ a.T, x @ b.T]`` becomes ``split(x @ concat(a, b).T)``: the input is read once, by one kernel."""
-    return apply(graph, merged_linears(pairs_columns))
 
 
 def meet_in_pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNode]]) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.graph.attention_sinks import fuse_attention_with_sinks
 from npu_compiler.graph.coded_convolutions import MultipliesCodes, convolve_codes
-from npu_compiler.graph.coded_linears import merge_coded_linears
+from npu_compiler.graph.coded_linears import ways_to_merge_linears
 from npu_compiler.graph.constants import fold_constants, read_no_shapes
 from npu_compiler.graph.functional import functionalize
-from npu_compiler.graph.fusion_patterns import PairsColumns, fuse_attention, merge_linears, share_heads
+from npu_compiler.graph.fusion_patterns import PairsColumns, fuse_attention, share_heads
 from npu_compiler.graph.linear_spelling import spell_linears
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.graph.row_pushdown import push_down_selections
@@ -60,8 +60,7 @@ def optimize(
         share_heads,
         leave_scales_to_scores,
         partial(push_down_selections, launch_flops=launch_flops),
-        partial(merge_coded_linears, pairs_columns=pairs_columns),
-        partial(merge_linears, pairs_columns=pairs_columns),
+        *(partial(apply, rule=rule) for rule in ways_to_merge_linears(pairs_columns)),
     )
     for run in passes:
         made = run(graph)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from math import prod
 
-from npu_compiler.graph.coded_linears import merged_coded_linears
-from npu_compiler.graph.fusion_patterns import merged_linears
+from npu_compiler.graph.coded_linears import ways_to_merge_linears
 from npu_compiler.graph.rewrite import Scene, sites, without_dead_nodes
 from npu_compiler.graph.row_selection import selection_of, taking
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
@@ -200,7 +198,7 @@ def _epilogues(graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Deman
 def _better_merged(graph: IRGraph, demand: _Demand, launch_flops: int) -> Iterator[str]:
     """Small linears that are better computed whole, in one product with the other linears of the same input."""
     scene = Scene(graph)
-    for site in chain(sites(scene, merged_linears()), sites(scene, merged_coded_linears())):
+    for site in (site for rule in ways_to_merge_linears() for site in sites(scene, rule)):
         members = [match.root for match in site]
         small = [node for node in members if node.name in demand.small]
         saved = sum(_saved(node, graph.tensors, demand) for node in small)

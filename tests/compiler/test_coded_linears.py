@@ -10,7 +10,8 @@ import torch
 
 from npu_compiler.frontend import coded_layers
 from npu_compiler.frontend.ir_reader import read_graph
-from npu_compiler.graph.coded_linears import merge_coded_linears
+from npu_compiler.graph.coded_linears import merged_coded_linears
+from npu_compiler.graph.rewrite import apply
 from npu_compiler.ir import IRGraph
 from tests.support.ir_builder import IRBuilder, Value
 from tests.support.reference_target import plan_ir
@@ -47,7 +48,9 @@ class Graph:
         return self.builder.call(op, *args)
 
     def merged(self, *outputs: Value) -> IRGraph:
-        return merge_coded_linears(read_graph(self.builder.build(*outputs)), lambda input, weight: True).verify()
+        return apply(
+            read_graph(self.builder.build(*outputs)), merged_coded_linears(lambda input, weight: True)
+        ).verify()
 
     def numbers(self, name: str, rows: int = 1) -> torch.Tensor:
         codes, scales, zeros = (self.held.get(f"{name}.{part}") for part in ("codes", "scales", "zeros"))
@@ -115,6 +118,6 @@ def test_parts_that_others_read_are_an_obstacle() -> None:
     ir["graph_outputs"].append(
         {"name": "seen", "shape": [8, 4], "dtype": "float16", "producer_node": "seen", "producer_output_idx": 0}
     )
-    merged = merge_coded_linears(read_graph(ir))
+    merged = apply(read_graph(ir), merged_coded_linears())
     assert products(merged) == 2
     assert any("'p_a_scales' is also read" in note for note in merged.notes)

@@ -14,8 +14,9 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.data_types import assign_dtypes
 from npu_compiler.graph.functional import functionalize
-from npu_compiler.graph.fusion_patterns import merge_linears
+from npu_compiler.graph.fusion_patterns import merged_linears
 from npu_compiler.graph.graph_optimizer import eliminate_noops, fold_batch_norms
+from npu_compiler.graph.rewrite import apply
 from npu_compiler.ir import IRGraph
 from tests.support.ir_builder import IRBuilder, Value, overload_of
 from tests.support.reference_target import plan_ir
@@ -277,5 +278,5 @@ def test_columns_lie_in_turns_only_where_elementwise_work_combines_them(meet: bo
     left, right = (builder.call("aten.linear.default", x, builder.weight(name, (6, 8))) for name in ("a", "b"))
     active = builder.call("aten.silu.default", left)
     outputs = [builder.call("aten.mul.Tensor", active, right)] if meet else [active, right]
-    merged = merge_linears(read_graph(builder.build(*outputs)), lambda input, weight: True).verify()
+    merged = apply(read_graph(builder.build(*outputs)), merged_linears(lambda input, weight: True)).verify()
     assert [recipe.transform for recipe in merged.weights.values()] == ["interleave" if meet else "concatenate"]
