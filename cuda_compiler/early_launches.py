@@ -10,29 +10,42 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
 from npu_compiler.tensor.expr import Expr, leaves
 
-__all__ = ["EarlyLaunch", "are_settled", "is_free", "is_settled", "kernel_number"]
+__all__ = ["EarlyLaunch", "are_settled", "is_free", "is_settled", "is_streaming", "kernel_number"]
 
 
 @dataclass(frozen=True)
 class EarlyLaunch(Launch):
-    """A launch that lets the next one begin early; before it has waited itself where it `hurries`."""
+    """A launch that lets the next one begin early.
+
+    Attributes:
+        hurries: Whether it does so before it has waited itself.
+        streams: Whether what it reads ahead of its wait takes longer to arrive than to be computed with.
+    """
 
     hurries: bool = False
+    streams: bool = False
 
 
 @dataclass
-class _Hurrying:
-    """The kernels of a function that let the next launch begin while they still wait for those ahead."""
+class _Told:
+    """Kernels of a function: that let the next launch begin while they still wait for those ahead, and that stream."""
 
-    kernels: set[int] = field(default_factory=set)
+    hurrying: set[int] = field(default_factory=set)
+    streaming: set[int] = field(default_factory=set)
 
 
-def kernel_number(source: KernelSource, lowering: Lowering, hurries: bool = False) -> int:
-    """As `Lowering.kernel`; `hurries` where the kernel lets the next launch begin before it has waited itself."""
+def kernel_number(source: KernelSource, lowering: Lowering, hurries: bool = False, streams: bool = False) -> int:
+    """As `Lowering.kernel`, of a launch that `hurries` or `streams`, as `EarlyLaunch` has it."""
     number = lowering.kernel(source)
-    if hurries:
-        lowering.record(_Hurrying).kernels.add(number)
+    told = lowering.record(_Told)
+    told.hurrying |= {number} if hurries else set()
+    told.streaming |= {number} if streams else set()
     return number
+
+
+def is_streaming(call: KernelCall, lowering: Lowering) -> bool:
+    """Whether what a launch reads ahead of its wait takes longer to arrive than to be computed with."""
+    return call.kernel in lowering.record(_Told).streaming
 
 
 def is_settled(buffer: int, lowering: Lowering) -> bool:
@@ -56,7 +69,7 @@ def are_settled(exprs: Iterable[Expr], lowering: Lowering) -> bool:
 
 def _has_waited(lowering: Lowering, uses: Callable[[Argument], bool]) -> bool:
     """Whether a launch behind the latest one of which an argument `uses` something lets no next one begin too early."""
-    hurrying = lowering.record(_Hurrying).kernels
+    hurrying = lowering.record(_Told).hurrying
     for step in reversed(lowering.steps):
         if any(map(uses, step.args)):
             return False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.artifact.extensions import is_beside
+from cuda_compiler.early_launches import is_streaming
 from npu_compiler.artifact.plan import KernelCall, options_of
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.target import Lowering
@@ -20,11 +21,19 @@ _KEPT_BYTES = 2048  # of shared memory that the driver keeps, and kernels declar
 
 @dataclass(frozen=True)
 class Ahead:
-    """A launch ahead of one that begins early: its blocks, a block's dynamic shared memory, whether it leaves room."""
+    """A launch ahead of one that begins early.
+
+    Attributes:
+        blocks: All of its blocks.
+        shared_bytes: A block's dynamic shared memory.
+        beside: Whether it leaves room beside its blocks.
+        streams: Whether what it reads ahead of its wait takes longer to arrive than to be computed with.
+    """
 
     blocks: int
     shared_bytes: int
     beside: bool
+    streams: bool = False
 
     @property
     def needs(self) -> int:
@@ -39,7 +48,9 @@ def launches_ahead(_: int, lowering: Lowering) -> tuple[Ahead, ...]:
     """
     calls = [call for step in lowering.steps[-_LATEST:] for call in options_of(step)[0].calls]
     kernels = (call for call in calls[-_LATEST:] if isinstance(call, KernelCall))
-    return tuple(Ahead(prod(call.grid), call.shared_bytes, is_beside(call)) for call in kernels)
+    return tuple(
+        Ahead(prod(call.grid), call.shared_bytes, is_beside(call), is_streaming(call, lowering)) for call in kernels
+    )
 
 
 def leave_room(ahead: Sequence[Ahead]) -> bool:

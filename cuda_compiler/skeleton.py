@@ -55,7 +55,9 @@ class _CUDAKernels(KernelWriter):
         )
 
     def number(self, launch: Launch, source: KernelSource, lowering: Lowering) -> int:
-        return kernel_number(source, lowering, isinstance(launch, EarlyLaunch) and launch.hurries)
+        if not isinstance(launch, EarlyLaunch):
+            return kernel_number(source, lowering)
+        return kernel_number(source, lowering, launch.hurries, launch.streams)
 
 
 def _with_places(text: str, threads: tuple[int, int, int]) -> str:

@@ -69,7 +69,7 @@ DECODE_PARAMS = (
 ATTENTION_DECODE = KernelTemplate(
     "attention_decode",
     params=DECODE_PARAMS,
-    macros=f"{DECODE_MACROS} HEAD_PARTS KEPT_T",
+    macros=f"{DECODE_MACROS} HURRIES HEAD_PARTS KEPT_T",
     inputs="fresh k v mask sinks? states partial",
     threads=32 * WARPS,
     shared_bytes=None,
@@ -205,15 +205,19 @@ def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) 
     fresh = count_of_new(problem)
     if division is None or fresh is None:
         return None
-    if division.parts > 1 and leave_room(lowering.ask(launches_ahead, problem.k.tensor.index)):
+    ahead = lowering.ask(launches_ahead, problem.k.tensor.index)
+    if division.parts > 1 and leave_room(ahead):
         # the launches around have blocks on most multiprocessors as well, and leave room to each other
         division = replace(division, depth=least_depth(problem, division.rows), beside=True)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
-    kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t"}
+    # between products that stream, blocks of the next launch would crowd beside what is left of the one ahead
+    hurries = early and not (ahead and ahead[-1].streams)
+    kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t", "HURRIES": int(hurries)}
     functions = functions_of(problem, lowering, one_place=False, packs=True)
     macros = {**division_macros(division), **kept, **functions.macros, "HEAD_PARTS": division.parts}
     caches = {"k": problem.k.argument, "v": problem.v.argument}
     launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)
+    launch = replace(launch, hurries=hurries)
     # that of stored operands, so that the bytes of keys and values count
     return around.of_problem(problem.stored()).launch(launch, around.pack_size(2))
 

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
     int warp = int(threadIdx.x) / 32;
-    begin_block(queries, parts, EARLY);
+    begin_block(queries, parts, HURRIES);
     Share share(Open(states, batch, group, p));
     if (share.is_nobodys()) {
         return;

@@ -8,11 +8,11 @@ constexpr float NUMBER_UNIT = AS_THEY_ARE ? SUBNORMAL_UNIT : 1.0f;
 
 // Whether a warp asks for its codes ahead of the wait for vectors, not behind its loads of these. What a warp loads comes
 // behind the codes that it has asked for: of several steps only warps without vectors to make ask ahead, and where all
-// copy some, half of them. Whole rows that are computed first take so long that all do.
+// copy some, half of them. Whole rows that are computed first take so long that all do, and PACED blocks begin so early.
 __device__ __forceinline__ bool asks_ahead(int warp)
 {
     bool has_time = PROLOGUE == 2 ? warp / SPLIT >= VECTORS : PROLOGUE || warp < BLOCK_WARPS / 2;
-    return STAGES == 1 || has_time;
+    return STAGES == 1 || PACED > 0 || has_time;
 }
 
 // What the chains of a group of columns have added up.
@@ -156,6 +156,9 @@ __device__ __forceinline__ void multiply_tile(
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
+    if (IN_PLACE) { // all lanes have read what is overwritten
+        __syncwarp();
+    }
     float* own = part + lane % 4 * 2 * PART_ROW + lane / 4;
     #pragma unroll
     for (int index = 0; index < GROUPS_OF_COLUMNS * 4; ++index) {
@@ -202,6 +205,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
         #pragma unroll 1
         for (int stage = 0; now && stage < STAGES; ++stage) {
             ring.fill(stages + stage * STAGE_BYTES, further, p);
+            // by blocks that begin early step after step: what the grids ahead wait for would come behind all of them
+            if (PACED > 0 && int(blockIdx.x) < PACED && stage + 1 < STAGES) {
+                wait_for_copies<0>();
+            }
         }
     };
     bool ahead = asks_ahead(warp);
@@ -219,13 +226,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
     int turn = 0, stage = 0;
     for (int base = first_tile; base < p.tiles; base += further, turn ^= 1) {
         int tile = base + clusters * team;
-        float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + turn * PART;
+        float* parts = reinterpret_cast<float*>(dynamic_shared + PARTS_AT) + (IN_PLACE ? 0 : turn * PART);
         float* gathered = reinterpret_cast<float*>(dynamic_shared + GATHERED_AT) + turn * GATHERED;
-        parts += team * WARPS_K * COLUMNS * PART_ROW;
+        parts += team * WARPS_K * WARP_PART;
         gathered += team * CLUSTER * SHARE * VALUES;
         results.fetch(tile, COLUMNS_SETTLED && base == first_tile, EPILOGUE_ARGUMENTS p);
         if (tile < p.tiles) {
-            float* part = parts + share * COLUMNS * PART_ROW;
+            float* part = parts + share * WARP_PART;
             multiply_tile(part, stages, stage, ring, vectors, codebook, further, p);
         }
         wait_for_team(team);

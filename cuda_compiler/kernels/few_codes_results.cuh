@@ -1,11 +1,14 @@
 // Results of a product of several rows: what warps leave of a tile in shared memory, put together, in a cluster by
 // blocks that each have a share of them, and stored.
-constexpr int PART_ROW = TILE + 4, PART = BLOCK_WARPS * COLUMNS * PART_ROW;
+constexpr int PART_ROW = TILE + 4;
+constexpr int APART = IN_PLACE ? STAGES * STAGE_BYTES / 4 - COLUMNS * PART_ROW : 0; // floats between those of warps
+constexpr int WARP_PART = COLUMNS * PART_ROW + APART, PART = BLOCK_WARPS * WARP_PART;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHARE = (ITEMS + CLUSTER - 1) / CLUSTER;
 constexpr int ITEMS_EACH = (ITEMS + TEAM - 1) / TEAM, SHARE_EACH = (SHARE + TEAM - 1) / TEAM;
 constexpr int GATHERED = CLUSTER > 1 ? TEAMS * CLUSTER * SHARE * VALUES : 0; // floats that blocks send to one of them
-constexpr int PARTS_AT = VECTORS_AT + VECTORS * VECTOR_ROW * 2, GATHERED_AT = PARTS_AT + 2 * PART * 4;
+constexpr int PARTS_AT = IN_PLACE ? 0 : VECTORS_AT + VECTORS * VECTOR_ROW * 2, GATHERED_AT = PARTS_AT + 2 * PART * 4;
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
+static_assert(APART >= 0 && (!IN_PLACE || CLUSTER == 1), "a warp's part has room where its codes were");
 
 // A thread's values of a tile's results: which vector, and the first of VALUES neighbours in the tile.
 struct Item {
@@ -24,7 +27,7 @@ __device__ __forceinline__ float sum_of_warps(const float* parts, const Item& it
     float sum = 0.0f;
     #pragma unroll
     for (int other = 0; other < WARPS_K; ++other) {
-        sum += parts[(other * COLUMNS + item.v) * PART_ROW + item.first + u];
+        sum += parts[(other * COLUMNS + item.v) * PART_ROW + item.first + u + other * APART];
     }
     return sum;
 }

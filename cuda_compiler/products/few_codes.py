@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from cuda_compiler.anchors import AnchoredGroup
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.launches_ahead import alone_bytes, launches_ahead, leave_room
+from cuda_compiler.launches_ahead import Ahead, alone_bytes, launches_ahead, leave_room
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, group_of, unit_of
-from cuda_compiler.products.few_codes_sizes import Work, few_codes_sizes
+from cuda_compiler.products.few_codes_sizes import FewCodes, FewCodesCosts, Work, few_codes_sizes, held_beside
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
 from cuda_compiler.products.vectors import VECTOR_MACROS, octets_of, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.problems.forms import Computed, GroupedCodes
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
@@ -26,13 +30,14 @@ __all__ = ["FEW_CODES", "few_codes_options"]
 _GROUPS, _UNITS = (32, 64, 128), (64, 32)
 _ALIGNED = 16  # bytes of a copy
 _COPIED = (4, 8, 16)  # bytes that are copied of a bundle's scales
+_SPREAD = 4  # blocks of a cluster whose blocks need nothing of each other
 _TOLD = "scale_t zero_t codebook_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO"
 
 FEW_CODES = KernelTemplate(
     "few_codes",
     params="int outputs, tiles, vector_row, zero_row",
     macros=(
-        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD FACTOR "
+        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD IN_PLACE PACED FACTOR "
         f"COLUMNS_SETTLED {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros entries vector",
@@ -52,18 +57,21 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
     if not isinstance(codes, GroupedCodes) or not offers(device, CLUSTERS):
         return []
     store = around.pack_size(2)
-    work = _work_of(found, codes, around.lowering) if TILE % (store * around.group.pairs) == 0 else None
-    sizes = None if work is None else few_codes_sizes(work, store * around.group.pairs, device)
+    values = store * around.group.pairs
+    work = _work_of(found, codes, around.lowering) if TILE % values == 0 else None
+    sizes = None if work is None else few_codes_sizes(work, values, device)
     if work is None or sizes is None:
         return []
     blocks = sizes.clusters(work, device) * sizes.cluster
-    shared_bytes = alone_bytes(blocks, sizes.shared_bytes(work, store * around.group.pairs), device)
     ahead = around.lowering.ask(launches_ahead, codes.tensor.index)
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes, "entries": codes.codebook or codes}
     # float16 may not hold the elements of a row that is yet to be multiplied by its factor
     octets = octets_of(vector, around.lowering, blocks) if vector.dtype == BFLOAT16 else None
     # not around launches that make vectors, which take longer beside blocks of these
     beside = octets is not None or leave_room(ahead)
+    streams = octets is not None and codes.bits == 8 and codes.number in (INT8, UINT8)
+    sizes, shared_bytes, cluster = _places(sizes, work, values, ahead, streams, device)
+    paced = max(0, blocks - FewCodesCosts.of(device).crowded) if streams and sizes.in_place else 0
     vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
     launch = EarlyLaunch(
@@ -89,6 +97,8 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "STEP": work.step,
             "STAGES": sizes.stages,
             "HELD": int(sizes.holds_all(work, device)),
+            "IN_PLACE": int(sizes.in_place),
+            "PACED": paced,
             "COLUMNS_SETTLED": int(around.columns_are_settled),
             "FACTOR": 0,
             **vectors.macros,
@@ -97,10 +107,31 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
         flops=found.flops,
         prologues=vectors.prologues,
         shared_bytes=shared_bytes,
-        extension=cluster_along_x(sizes.cluster, beside=beside),
+        extension=cluster_along_x(cluster, beside=beside),
         hurries=True,
+        streams=streams,
     )
     return [CallOption(CLUSTERS, (around.launch(launch, store),))]
+
+
+def _places(
+    sizes: FewCodes, work: Work, values: int, ahead: Sequence[Ahead], streams: bool, device: DeviceModel
+) -> tuple[FewCodes, int, int]:
+    """How blocks share multiprocessors with others: sizes, shared memory of a block, and blocks that are launched as one.
+
+    What streams begins beside the launch ahead, and asks for as many codes as there is room for. A launch between two
+    of those is small, so that the next one has that room, and in clusters, whose blocks do not share a multiprocessor.
+    """
+    if streams and ahead:
+        sizes = held_beside(sizes, work, values, ahead[-1].shared_bytes, device)
+        if sizes.in_place:
+            return sizes, sizes.shared_bytes(work, values), 1
+    blocks = sizes.clusters(work, device) * sizes.cluster
+    is_between = not work.is_computed and len(ahead) > 1 and ahead[-2].streams and not ahead[-1].streams
+    if is_between and sizes.cluster == sizes.turns(work, device) == 1 and blocks % _SPREAD == 0:
+        sizes = replace(sizes, in_place=True)
+        return sizes, sizes.shared_bytes(work, values), _SPREAD
+    return sizes, alone_bytes(blocks, sizes.shared_bytes(work, values), device), sizes.cluster
 
 
 def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuda_compiler.devices import cluster_cores
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, CodedTiles
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel, FamilyConstants
 
-__all__ = ["FewCodes", "FewCodesCosts", "Work", "few_codes_sizes"]
+__all__ = ["FewCodes", "FewCodesCosts", "Work", "few_codes_sizes", "held_beside"]
 
 _BARRIERS = 16  # of a block, one of which all threads share
+_KEPT_BYTES = 1088  # of shared memory that the driver keeps, 1,024, and this kernel declares, for each block
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
         shared_bytes: Of a block at the most.
         cluster: What it costs a block to put its parts of a tile together with those of each block of its cluster, in
             bytes that it loads meanwhile.
+        crowded: Blocks that find no room beside those ahead and begin late, at the most.
     """
 
     least_rows: int
@@ -34,6 +36,7 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
     stages: int
     shared_bytes: int
     cluster: int
+    crowded: int
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,14 @@ class FewCodes:
         warps_k: Warps of a team, which share k.
         stages: Steps that each warp has on their way.
         cluster: Blocks that share k.
+        in_place: Whether warps leave their parts of a tile where its codes were.
     """
 
     teams: int
     warps_k: int
     stages: int
     cluster: int = 1
+    in_place: bool = False
 
     @property
     def warps(self) -> int:
@@ -119,7 +124,7 @@ class FewCodes:
 
     def shared_bytes(self, work: Work, values: int) -> int:
         """Dynamic shared memory of a block whose threads store so many values at a time; as in few_codes.cuh."""
-        parts = 2 * 4 * self.warps * work.columns * (TILE + 4)
+        parts = 0 if self.in_place else 2 * 4 * self.warps * work.columns * (TILE + 4)
         share = ceil_div(TILE // values * work.rows, self.cluster)
         gathered = 2 * 4 * self.teams * self.cluster * share * values if self.cluster > 1 else 0
         return self.ring_bytes(work) + self.vector_bytes(work) + parts + gathered
@@ -142,6 +147,26 @@ def few_codes_sizes(work: Work, values: int, device: DeviceModel) -> FewCodes | 
         return found, -sizes.stages
 
     return min(_ways(work, values, device), key=cost, default=None)
+
+
+def held_beside(sizes: FewCodes, work: Work, values: int, shared_bytes: int, device: DeviceModel) -> FewCodes:
+    """The sizes with all steps on their way for which there is room beside a block of the launch ahead.
+
+    As they are where those are not more, or warps have several tiles, or blocks share k.
+
+    Args:
+        sizes: Those of `few_codes_sizes`.
+        work: What threads share.
+        values: Results that a thread stores at a time.
+        shared_bytes: Dynamic shared memory of that other block.
+        device: The device.
+    """
+    room = min(device.shared_bytes, device.core_shared_bytes - shared_bytes - 2 * _KEPT_BYTES)
+    if sizes.cluster > 1 or sizes.turns(work, device) > 1:
+        return sizes
+    more = range(sizes.steps(work, device), sizes.stages, -1)
+    ways = (replace(sizes, stages=stages, in_place=True) for stages in more)
+    return next((found for found in ways if found.shared_bytes(work, values) <= room), sizes)
 
 
 def _held(cluster: int, device: DeviceModel) -> int:
