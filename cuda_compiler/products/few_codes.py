@@ -117,12 +117,12 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
 def _places(
     sizes: FewCodes, work: Work, values: int, ahead: Sequence[Ahead], streams: bool, device: DeviceModel
 ) -> tuple[FewCodes, int, int]:
-    """How blocks share multiprocessors with others: sizes, shared memory of a block, and blocks that are launched as one.
+    """How blocks share multiprocessors with others: sizes, shared memory of a block, blocks of a cluster.
 
     What streams begins beside the launch ahead, and asks for as many codes as there is room for. A launch between two
     of those is small, so that the next one has that room, and in clusters, whose blocks do not share a multiprocessor.
     """
-    if streams and ahead:
+    if streams and ahead and ahead[-1].beside:
         sizes = held_beside(sizes, work, values, ahead[-1].shared_bytes, device)
         if sizes.in_place:
             return sizes, sizes.shared_bytes(work, values), 1

@@ -161,7 +161,8 @@ def held_beside(sizes: FewCodes, work: Work, values: int, shared_bytes: int, dev
         shared_bytes: Dynamic shared memory of that other block.
         device: The device.
     """
-    room = min(device.shared_bytes, device.core_shared_bytes - shared_bytes - 2 * _KEPT_BYTES)
+    most = FewCodesCosts.of(device).shared_bytes
+    room = min(most, device.core_shared_bytes - shared_bytes - 2 * _KEPT_BYTES)
     if sizes.cluster > 1 or sizes.turns(work, device) > 1:
         return sizes
     more = range(sizes.steps(work, device), sizes.stages, -1)

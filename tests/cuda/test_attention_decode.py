@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import npu_compiler
 from cuda_compiler.artifact.extensions import cluster_of, is_beside
-from cuda_compiler.attention import decode
+from cuda_compiler.attention import decode, lowering
 from cuda_compiler.launches_ahead import Ahead
 from cuda_runtime.nvrtc import architectures
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall
@@ -282,6 +282,19 @@ def test_blocks_on_most_multiprocessors_leave_room_to_launches_that_do_so(monkey
         assert [is_beside(call) for call in calls] == [beside, False]
         pieces[beside] = [call.shared_bytes for call in calls]
     assert pieces[False] == [2 * pieces[True][0], pieces[True][1]]
+
+
+def test_behind_what_streams_the_next_launch_begins_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks would crowd where those of the product ahead have ended."""
+    monkeypatch.setattr(lowering, "_is_ready", lambda *_: True)
+    found = []
+    for streams in (False, True):
+        ahead = (Ahead(128, 116_736, True, streams),)
+        monkeypatch.setattr(decode, "launches_ahead", lambda index, lowering, ahead=ahead: ahead)
+        plan = on_host(Sizes(2048, rows=8))
+        text = plan.kernels[launch_of(plan).kernel].text
+        found.append(["#define EARLY 1\n" in text, "#define HURRIES 1\n" in text])
+    assert found == [[True, True], [True, False]]
 
 
 def test_all_blocks_find_room_at_once() -> None:

@@ -13,22 +13,29 @@ import pytest
 import torch
 
 from cuda_compiler import octets
-from cuda_compiler.artifact.extensions import is_beside
+from cuda_compiler.artifact.extensions import cluster_of, is_beside
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.launches_ahead import Ahead
 from cuda_compiler.products import few_codes
-from cuda_compiler.products.few_codes_sizes import FewCodes, Work, few_codes_sizes
+from cuda_compiler.products.few_codes_sizes import FewCodes, Work, few_codes_sizes, held_beside
 from npu_compiler import dtypes
 from npu_compiler.artifact.plan import KernelCall, options_of
 from npu_compiler.tensor.expr import Call, Const
+from npu_runtime import Device
 from tests.cuda.kernels import check_compile
-from tests.cuda.test_grouped_matvec import Case, inputs_of
+from tests.cuda.test_grouped_matvec import Case, errors, inputs_of
 from tests.cuda.test_integer_rows import errors_on_host, launch_of
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
 
 BFLOAT, HALF = torch.bfloat16, torch.float16
 H200 = DEVICES.named("sm_90", "cuda")
+
+GATE = Case(m=8, n=17_920, k=1536, bits=8, kind=torch.int8, group=1536, behind="norm ahead")
+OUTPUT = replace(GATE, n=1536, behind="residual")
+BEHIND_OUTPUT = (Ahead(96, 69_632, True), Ahead(96, 57_856, True))
+BEHIND_ATTENTION = (Ahead(128, 116_736, True, streams=True), Ahead(96, 69_632, True))
+"""Products of a byte in a decoder's layer, and the launches ahead of them."""
 
 FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=8, n=64, k=1024, bits=8, kind=torch.int8, group=1024), BFLOAT, FewCodes(4, 2, 2)),
@@ -58,10 +65,21 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=2, n=48, k=512, zeros=True), BFLOAT, FewCodes(1, 9, 2)),
     (Case(m=9, n=32, k=1280, zeros=True), BFLOAT, FewCodes(1, 2, 2)),
     (Case(m=5, n=96, k=768, zero=8, behind="norm ahead"), BFLOAT, FewCodes(3, 3, 3)),
+    (
+        Case(m=8, n=160, k=1536, bits=8, kind=torch.int8, group=1536, behind="norm ahead"),
+        BFLOAT,
+        FewCodes(1, 2, 3, in_place=True),
+    ),
+    (
+        Case(m=6, n=48, k=768, bits=8, zero=128, group=128, behind="norm ahead"),
+        BFLOAT,
+        FewCodes(2, 2, 1, in_place=True),
+    ),
+    (Case(m=11, n=48, k=1024, zeros=True, behind="residual"), BFLOAT, FewCodes(2, 3, 2, in_place=True)),
 ]
 """Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters, blocks
 of few warps and of many, norms whose rows wait for their factors and others, rows that end among loads, warps that have
-codes to ask for ahead of vectors or behind them, with a part of the vectors and without.
+codes to ask for ahead of vectors or behind them, with a part of the vectors and without, and parts where codes were.
 """
 
 
@@ -232,3 +250,66 @@ def test_sizes_give_all_multiprocessors_work() -> None:
     assert few_codes_sizes(down, 2, H200) == FewCodes(4, 3, 2, 4)
     assert few_codes_sizes(replace(down, bits=8, group=0, zero_bits=0), 2, H200) == FewCodes(4, 3, 2, 4)
     assert few_codes_sizes(replace(down, k=1 << 19), 2, H200) is None
+
+
+def behind(monkeypatch: pytest.MonkeyPatch, ahead: tuple[Ahead, ...]) -> None:
+    monkeypatch.setattr(few_codes, "launches_ahead", lambda index, lowering: ahead)
+
+
+def macros_of(case: Case, *names: str) -> tuple[KernelCall, list[int]]:
+    """A product's launch, and what its kernel is told."""
+    plan = case.program(BFLOAT).main
+    call = launch_of(plan)
+    text = plan.kernels[call.kernel].text
+    return call, [int(text.split(f"#define {name} ", 1)[1].split("\n", 1)[0]) for name in names]
+
+
+def test_codes_of_a_byte_come_beside_the_launch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many steps as there is room for, one after another in blocks that find it."""
+    names = ("STAGES", "IN_PLACE", "PACED")
+    behind(monkeypatch, BEHIND_OUTPUT)
+    call, found = macros_of(GATE, *names)
+    assert found == [4, 1, H200.cores - 8]
+    assert call.shared_bytes + BEHIND_OUTPUT[-1].shared_bytes + 2 * 1024 < H200.core_shared_bytes
+    for case in (replace(GATE, group=64, bits=4, kind=torch.uint8, zero=8), replace(GATE, behind="layer norm ahead")):
+        assert macros_of(case, *names)[1] == [2, 0, 0]
+    behind(monkeypatch, (Ahead(96, 116_736, True),))
+    assert macros_of(GATE, *names)[1] == [2, 0, 0]
+    behind(monkeypatch, ())
+    assert macros_of(GATE, *names)[1] == [2, 0, 0]
+
+
+def test_a_launch_between_products_of_a_byte_leaves_room_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks are small, and in clusters, of which no two are on one multiprocessor."""
+    behind(monkeypatch, BEHIND_ATTENTION)
+    call, found = macros_of(OUTPUT, "STAGES", "IN_PLACE", "PACED")
+    assert (found, call.shared_bytes) == ([1, 1, 0], BEHIND_OUTPUT[-1].shared_bytes)
+    assert cluster_of(call) == (4, 1, 1)
+    others = (BEHIND_ATTENTION[:1], BEHIND_ATTENTION[::-1], BEHIND_OUTPUT)
+    for case, ahead in ((replace(OUTPUT, n=1520), BEHIND_ATTENTION), *((OUTPUT, ahead) for ahead in others)):
+        behind(monkeypatch, ahead)
+        call, found = macros_of(case, "IN_PLACE")
+        assert (found, cluster_of(call)) == ([0], (1, 1, 1))
+        assert call.shared_bytes == H200.core_shared_bytes // 2
+
+
+def test_steps_beside_another_block_are_those_that_have_room() -> None:
+    work = Work(17_920, 1536, 8, 64, 0, 2, 0, rows=8, is_computed=True)
+    sizes = few_codes_sizes(work, 4, H200)
+    assert sizes == FewCodes(9, 1, 2)
+    assert held_beside(sizes, work, 4, 0, H200) == FewCodes(9, 1, 4, in_place=True)  # more are too much for a block
+    assert held_beside(sizes, work, 4, 57_856, H200) == FewCodes(9, 1, 4, in_place=True)
+    assert held_beside(sizes, work, 4, 57_872, H200) == FewCodes(9, 1, 3, in_place=True)
+    assert held_beside(sizes, work, 4, 100_000, H200) == sizes
+    in_turns, shared = replace(work, outputs=35_840), replace(sizes, cluster=4)
+    assert held_beside(sizes, in_turns, 4, 0, H200) == sizes
+    assert held_beside(shared, work, 4, 0, H200) == shared
+
+
+@pytest.mark.parametrize(("case", "ahead"), [(GATE, BEHIND_OUTPUT), (OUTPUT, BEHIND_ATTENTION)], ids=str)
+def test_error_beside_other_launches(
+    case: Case, ahead: tuple[Ahead, ...], device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind(monkeypatch, ahead)
+    given, plain = errors(case, BFLOAT, device)
+    assert given <= 3.0 * plain + 1e-6

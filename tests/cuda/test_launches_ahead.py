@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.devices import DEVICES
+from cuda_compiler.early_launches import kernel_number
 from cuda_compiler.launches_ahead import Ahead, alone_bytes, launches_ahead, paced_blocks, spread_bytes
-from npu_compiler.artifact.plan import CallChoice, CallOption, KernelCall
+from npu_compiler.artifact.plan import CallChoice, CallOption, KernelCall, KernelSource
 from npu_compiler.lowering.target import Lowering
 
 H200 = DEVICES.named("sm_90", "cuda")
@@ -21,6 +24,13 @@ def test_the_latest_launches_are_told_as_new_devices_launch_them() -> None:
     assert launches_ahead(0, lowering) == (Ahead(1, 0, False), Ahead(16, 4096, True))
     lowering = Lowering([], emitted=[LAUNCH] * 9)
     assert len(launches_ahead(0, lowering)) == 5
+
+
+def test_launches_that_stream_are_told() -> None:
+    lowering = Lowering([])
+    numbers = [kernel_number(KernelSource(name, ""), lowering, streams=name == "codes") for name in ("codes", "others")]
+    lowering.emitted.extend(replace(LAUNCH, kernel=number) for number in numbers)
+    assert [each.streams for each in launches_ahead(0, lowering)] == [True, False]
 
 
 def test_blocks_that_wait_for_room_are_not_paced() -> None:
