@@ -269,7 +269,7 @@ def test_codes_of_a_byte_come_beside_the_launch_ahead(monkeypatch: pytest.Monkey
     names = ("STAGES", "IN_PLACE", "PACED")
     behind(monkeypatch, BEHIND_OUTPUT)
     call, found = macros_of(GATE, *names)
-    assert found == [4, 1, H200.cores - 8]
+    assert found == [4, 1, H200.cores - 4]
     assert call.shared_bytes + BEHIND_OUTPUT[-1].shared_bytes + 2 * 1024 < H200.core_shared_bytes
     for case in (replace(GATE, group=64, bits=4, kind=torch.uint8, zero=8), replace(GATE, behind="layer norm ahead")):
         assert macros_of(case, *names)[1] == [2, 0, 0]
