@@ -273,10 +273,9 @@ def test_codes_of_a_byte_come_beside_the_launch_ahead(monkeypatch: pytest.Monkey
     assert call.shared_bytes + BEHIND_OUTPUT[-1].shared_bytes + 2 * 1024 < H200.core_shared_bytes
     for case in (replace(GATE, group=64, bits=4, kind=torch.uint8, zero=8), replace(GATE, behind="layer norm ahead")):
         assert macros_of(case, *names)[1] == [2, 0, 0]
-    behind(monkeypatch, (Ahead(96, 116_736, True),))
-    assert macros_of(GATE, *names)[1] == [2, 0, 0]
-    behind(monkeypatch, ())
-    assert macros_of(GATE, *names)[1] == [2, 0, 0]
+    for ahead in ((Ahead(96, 116_736, True),), (replace(BEHIND_OUTPUT[-1], beside=False),), ()):
+        behind(monkeypatch, ahead)
+        assert macros_of(GATE, *names)[1] == [2, 0, 0]
 
 
 def test_a_launch_between_products_of_a_byte_leaves_room_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,8 +284,9 @@ def test_a_launch_between_products_of_a_byte_leaves_room_to_the_next_one(monkeyp
     call, found = macros_of(OUTPUT, "STAGES", "IN_PLACE", "PACED")
     assert (found, call.shared_bytes) == ([1, 1, 0], BEHIND_OUTPUT[-1].shared_bytes)
     assert cluster_of(call) == (4, 1, 1)
-    others = (BEHIND_ATTENTION[:1], BEHIND_ATTENTION[::-1], BEHIND_OUTPUT)
-    for case, ahead in ((replace(OUTPUT, n=1520), BEHIND_ATTENTION), *((OUTPUT, ahead) for ahead in others)):
+    uneven, computed = replace(OUTPUT, n=1520), replace(OUTPUT, behind="layer norm ahead")
+    others = (BEHIND_ATTENTION[:1], BEHIND_ATTENTION[::-1], BEHIND_ATTENTION[:1] * 2, BEHIND_OUTPUT)
+    for case, ahead in ((uneven, BEHIND_ATTENTION), (computed, BEHIND_ATTENTION), *((OUTPUT, each) for each in others)):
         behind(monkeypatch, ahead)
         call, found = macros_of(case, "IN_PLACE")
         assert (found, cluster_of(call)) == ([0], (1, 1, 1))
