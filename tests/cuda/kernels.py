@@ -9,13 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
+from cuda_compiler import skeleton
+from cuda_compiler.early_launches import kernel_number
 from cuda_runtime.capability import meets
 from cuda_runtime.nvrtc import OPTIONS, compile_kernel, nvrtc_version
 from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall, KernelSource, Step, options_of
 from npu_compiler.errors import KernelCompileError
+from npu_compiler.lowering.target import Lowering
 
 __all__ = [
-    *("check_compile", "check_plan_compiles", "compile_together", "kernels_for", "one_of_each_form", "remember_in"),
+    *("check_compile", "check_plan_compiles", "compile_together", "kernels_for", "launches_told", "one_of_each_form"),
+    "remember_in",
 ]
 
 _NUMBER = re.compile(r"\b\d+\b")
@@ -36,6 +42,19 @@ def one_of_each_form(kernels: Iterable[KernelSource]) -> list[KernelSource]:
     """Of the kernels that differ in no more than the sizes of a layer one for each tiling: they compile alike."""
     forms = {(_NUMBER.sub("", kernel.text), *_TILING.findall(kernel.text)): kernel for kernel in kernels}
     return list(forms.values())
+
+
+def launches_told(monkeypatch: pytest.MonkeyPatch, entry: str) -> list[tuple[bool, bool]]:
+    """Whether each launch of a kernel of this name that is lowered from now on hurries, and streams."""
+    told: list[tuple[bool, bool]] = []
+
+    def number(source: KernelSource, lowering: Lowering, hurries: bool = False, streams: bool = False) -> int:
+        if source.entry == entry:
+            told.append((hurries, streams))
+        return kernel_number(source, lowering, hurries, streams)
+
+    monkeypatch.setattr(skeleton, "kernel_number", number)
+    return told
 
 
 def remember_in(folder: Path) -> None:

@@ -22,7 +22,7 @@ from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import MissingDependencyError
 from npu_runtime import Device, Executor, NPUBuffer
-from tests.cuda.kernels import check_plan_compiles
+from tests.cuda.kernels import check_plan_compiles, launches_told
 from tests.support.coded_cache import host_numbers
 from tests.support.host_kernels import HAS_COMPILER
 from tests.support.host_outputs import outputs_on_host
@@ -287,6 +287,7 @@ def test_blocks_on_most_multiprocessors_leave_room_to_launches_that_do_so(monkey
 def test_behind_what_streams_the_next_launch_begins_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks would crowd where those of the product ahead have ended."""
     monkeypatch.setattr(lowering, "_is_ready", lambda *_: True)
+    hurried = launches_told(monkeypatch, "attention_decode")
     found = []
     for streams in (False, True):
         ahead = (Ahead(128, 116_736, True, streams),)
@@ -295,6 +296,7 @@ def test_behind_what_streams_the_next_launch_begins_late(monkeypatch: pytest.Mon
         text = plan.kernels[launch_of(plan).kernel].text
         found.append(["#define EARLY 1\n" in text, "#define HURRIES 1\n" in text])
     assert found == [[True, True], [True, False]]
+    assert hurried == [(True, False), (False, False)]
 
 
 def test_all_blocks_find_room_at_once() -> None:

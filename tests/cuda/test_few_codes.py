@@ -23,7 +23,7 @@ from npu_compiler import dtypes
 from npu_compiler.artifact.plan import KernelCall, options_of
 from npu_compiler.tensor.expr import Call, Const
 from npu_runtime import Device
-from tests.cuda.kernels import check_compile
+from tests.cuda.kernels import check_compile, launches_told
 from tests.cuda.test_grouped_matvec import Case, errors, inputs_of
 from tests.cuda.test_integer_rows import errors_on_host, launch_of
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
@@ -266,13 +266,13 @@ def macros_of(case: Case, *names: str) -> tuple[KernelCall, list[int]]:
 
 def test_codes_of_a_byte_come_beside_the_launch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many steps as there is room for, one after another in blocks that find it."""
-    names = ("STAGES", "IN_PLACE", "PACED")
+    names, told = ("STAGES", "IN_PLACE", "PACED"), launches_told(monkeypatch, "few_codes")
     behind(monkeypatch, BEHIND_OUTPUT)
     call, found = macros_of(GATE, *names)
-    assert found == [4, 1, H200.cores - 4]
+    assert (found, told) == ([4, 1, H200.cores - 4], [(True, True)])
     assert call.shared_bytes + BEHIND_OUTPUT[-1].shared_bytes + 2 * 1024 < H200.core_shared_bytes
     for case in (replace(GATE, group=64, bits=4, kind=torch.uint8, zero=8), replace(GATE, behind="layer norm ahead")):
-        assert macros_of(case, *names)[1] == [2, 0, 0]
+        assert (macros_of(case, *names)[1], told[-1]) == ([2, 0, 0], (True, False))
     for ahead in ((Ahead(96, 116_736, True),), (replace(BEHIND_OUTPUT[-1], beside=False),), ()):
         behind(monkeypatch, ahead)
         assert macros_of(GATE, *names)[1] == [2, 0, 0]
