@@ -38,8 +38,10 @@ def kernel_number(source: KernelSource, lowering: Lowering, hurries: bool = Fals
     """As `Lowering.kernel`, of a launch that `hurries` or `streams`, as `EarlyLaunch` has it."""
     number = lowering.kernel(source)
     told = lowering.record(_Told)
-    told.hurrying |= {number} if hurries else set()
-    told.streaming |= {number} if streams else set()
+    if hurries:
+        told.hurrying.add(number)
+    if streams:
+        told.streaming.add(number)
     return number
 
 

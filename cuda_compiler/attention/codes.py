@@ -146,6 +146,7 @@ def lower_codes(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) -
     macros = {
         **division_macros(division),
         "FRESH": fresh,
+        "EARLY": int(early),
         **functions.macros,
         "KEPT": "" if fresh else "const",
         **code_number_macros(k, v, problem.q.dtype),

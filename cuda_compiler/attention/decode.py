@@ -212,12 +212,12 @@ def lower_decode(problem: Attention, around: AnchoredGroup, blocks: MaskBlocks) 
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
     # between products that stream, blocks of the next launch would crowd beside what is left of the one ahead
     hurries = early and not (ahead and ahead[-1].streams)
-    kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t", "HURRIES": int(hurries)}
+    kept = {"FRESH": fresh, "KEPT_T": "tile_t" if fresh else "const tile_t"}
+    begins = {"EARLY": int(early), "HURRIES": int(hurries)}
     functions = functions_of(problem, lowering, one_place=False, packs=True)
-    macros = {**division_macros(division), **kept, **functions.macros, "HEAD_PARTS": division.parts}
+    macros = {**division_macros(division), **kept, **begins, **functions.macros, "HEAD_PARTS": division.parts}
     caches = {"k": problem.k.argument, "v": problem.v.argument}
-    launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)
-    launch = replace(launch, hurries=hurries)
+    launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, hurries, lowering)
     # that of stored operands, so that the bytes of keys and values count
     return around.of_problem(problem.stored()).launch(launch, around.pack_size(2))
 
@@ -229,7 +229,7 @@ def launch_of(
     macros: Mapping[str, object],
     caches: Mapping[str, Argument],
     blocks: MaskBlocks,
-    early: bool,
+    hurries: bool,
     lowering: Lowering,
 ) -> EarlyLaunch:
     """The launch of a kernel of clusters that share positions.
@@ -241,7 +241,7 @@ def launch_of(
         macros: What is defined for it.
         caches: Where keys and values lie, and what belongs to them; with new rows the kernel writes there.
         blocks: What each block of the mask does.
-        early: Whether it begins before the launch ahead of it has finished.
+        hurries: Whether it lets the next launch begin before it has waited itself.
         lowering: Where the trace's tensors are.
     """
     problem, tiles = division.problem, division.tiles
@@ -253,13 +253,13 @@ def launch_of(
         template,
         grid=(division.clusters * division.cluster, 1, tiles),
         values=template.values_among(operand_values(problem, problem.rows)),
-        macros={**macros, "EARLY": int(early)},
+        macros=macros,
         inputs=inputs,
         flops=problem.flops,
         prologues={"fresh": functions.prologue},
         shared_bytes=division.shared_bytes,
         extension=cluster_along_x(division.cluster, division.beside),
-        hurries=early,
+        hurries=hurries,
     )
 
 

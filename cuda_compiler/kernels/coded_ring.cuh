@@ -51,6 +51,21 @@ struct RingOfCodes {
     }
 };
 
+// Starts copying a warp's first steps if it is `now` that it does: by the first PACED blocks, which begin early, one after
+// another, as what the grids ahead wait for would come behind all of them at once.
+template <typename Ring>
+__device__ __forceinline__ void fill_stages(
+    Ring& ring, unsigned char* stages, int stage_bytes, bool now, int further, const Params& p)
+{
+    #pragma unroll 1
+    for (int stage = 0; now && stage < STAGES; ++stage) {
+        ring.fill(stages + stage * stage_bytes, further, p);
+        if (PACED > 0 && int(blockIdx.x) < PACED && stage + 1 < STAGES) {
+            wait_for_copies<0>();
+        }
+    }
+}
+
 // Where a lane loads a step's codes of 16 rows from: of each row every fourth word.
 struct PlaceOfCodes {
     uint first;

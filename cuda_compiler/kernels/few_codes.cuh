@@ -201,16 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
-    auto fill = [&](bool now) {
-        #pragma unroll 1
-        for (int stage = 0; now && stage < STAGES; ++stage) {
-            ring.fill(stages + stage * STAGE_BYTES, further, p);
-            // by blocks that begin early step after step: what the grids ahead wait for would come behind all of them
-            if (PACED > 0 && int(blockIdx.x) < PACED && stage + 1 < STAGES) {
-                wait_for_copies<0>();
-            }
-        }
-    };
+    auto fill = [&](bool now) { fill_stages(ring, stages, STAGE_BYTES, now, further, p); };
     bool ahead = asks_ahead(warp);
     fill(ahead);
     Codebook codebook;

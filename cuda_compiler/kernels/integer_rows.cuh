@@ -203,14 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     unsigned char* scaled = dynamic_shared + SCALED_AT + team * SCALED_TILES * SCALED_BYTES;
     Ring ring{{{matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K}, scaled};
     ring.seek_codes(begin);
-    #pragma unroll 1
-    for (int stage = 0; stage < STAGES; ++stage) {
-        ring.fill(stages + stage * STAGE_BYTES, further, p);
-        // by some blocks one after another: what the grids ahead wait for would come behind all of them at once
-        if (PACED > 0 && int(blockIdx.x) < PACED && stage + 1 < STAGES) {
-            wait_for_copies<0>();
-        }
-    }
+    fill_stages(ring, stages, STAGE_BYTES, true, further, p);
     wait_for_previous_grid();
     const Vector digits{
         reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),

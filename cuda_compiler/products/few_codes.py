@@ -62,7 +62,7 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
     sizes = None if work is None else few_codes_sizes(work, values, device)
     if work is None or sizes is None:
         return []
-    blocks = sizes.clusters(work, device) * sizes.cluster
+    blocks = sizes.blocks(work, device)
     ahead = around.lowering.ask(launches_ahead, codes.tensor.index)
     parts = {"scales": codes.scale, "zeros": codes.zeros or codes, "entries": codes.codebook or codes}
     # float16 may not hold the elements of a row that is yet to be multiplied by its factor
@@ -125,10 +125,10 @@ def _places(
     if streams and ahead and ahead[-1].beside:
         sizes = held_beside(sizes, work, values, ahead[-1].shared_bytes, device)
         if sizes.in_place:
-            return sizes, sizes.shared_bytes(work, values), 1
-    blocks = sizes.clusters(work, device) * sizes.cluster
+            return sizes, sizes.shared_bytes(work, values), sizes.cluster
+    blocks = sizes.blocks(work, device)
     is_between = not work.is_computed and len(ahead) > 1 and ahead[-2].streams and not ahead[-1].streams
-    if is_between and sizes.cluster == sizes.turns(work, device) == 1 and blocks % _SPREAD == 0:
+    if is_between and sizes.may_be_in_place(work, device) and blocks % _SPREAD == 0:
         sizes = replace(sizes, in_place=True)
         return sizes, sizes.shared_bytes(work, values), _SPREAD
     return sizes, alone_bytes(blocks, sizes.shared_bytes(work, values), device), sizes.cluster

@@ -93,6 +93,10 @@ class FewCodes:
         tiles = ceil_div(work.tiles, 1 if self.cluster == 1 else self.teams)
         return min(tiles, _held(self.cluster, device))
 
+    def blocks(self, work: Work, device: DeviceModel) -> int:
+        """That the launch has."""
+        return self.clusters(work, device) * self.cluster
+
     def turns(self, work: Work, device: DeviceModel) -> int:
         """Tiles of a team."""
         return ceil_div(work.tiles, self.clusters(work, device) * self.teams)
@@ -108,6 +112,10 @@ class FewCodes:
     def holds_all(self, work: Work, device: DeviceModel) -> bool:
         """Whether all steps of a warp, of one tile, are on their way at once."""
         return self.turns(work, device) == 1 and self.stages >= self.steps(work, device)
+
+    def may_be_in_place(self, work: Work, device: DeviceModel) -> bool:
+        """Whether no codes of another tile come where a tile's parts are left, and no other block reads these."""
+        return self.cluster == 1 and self.turns(work, device) == 1
 
     def vector_bytes(self, work: Work) -> int:
         """Of the vectors in a block."""
@@ -163,7 +171,7 @@ def held_beside(sizes: FewCodes, work: Work, values: int, shared_bytes: int, dev
     """
     most = FewCodesCosts.of(device).shared_bytes
     room = min(most, device.core_shared_bytes - shared_bytes - 2 * _KEPT_BYTES)
-    if sizes.cluster > 1 or sizes.turns(work, device) > 1:
+    if not sizes.may_be_in_place(work, device):
         return sizes
     more = range(sizes.steps(work, device), sizes.stages, -1)
     ways = (replace(sizes, stages=stages, in_place=True) for stages in more)

@@ -87,6 +87,11 @@ def force(monkeypatch: pytest.MonkeyPatch, sizes: FewCodes) -> None:
     monkeypatch.setattr(few_codes, "few_codes_sizes", lambda work, values, device: sizes)
 
 
+def put_behind(monkeypatch: pytest.MonkeyPatch, *ahead: Ahead) -> None:
+    """Products are lowered as if these were the launches ahead of them."""
+    monkeypatch.setattr(few_codes, "launches_ahead", lambda index, lowering: ahead)
+
+
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
 @pytest.mark.parametrize(("case", "dtype", "sizes"), FORCED, ids=str)
 def test_threads_on_the_processor_give_the_product(
@@ -163,7 +168,7 @@ def test_rows_of_norms_without_a_mean_are_computed_by_octets(
 def test_blocks_leave_room_where_those_ahead_do_or_no_launch_makes_their_vectors(
     behind: str, ahead: bool, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_codes, "launches_ahead", lambda index, lowering: (Ahead(96, 116_736, ahead),))
+    put_behind(monkeypatch, Ahead(96, 116_736, ahead))
     plan = Case(m=8, n=64, k=1024, zeros=True, behind=behind).program(BFLOAT).main
     assert is_beside(launch_of(plan)) == beside
 
@@ -252,10 +257,6 @@ def test_sizes_give_all_multiprocessors_work() -> None:
     assert few_codes_sizes(replace(down, k=1 << 19), 2, H200) is None
 
 
-def behind(monkeypatch: pytest.MonkeyPatch, ahead: tuple[Ahead, ...]) -> None:
-    monkeypatch.setattr(few_codes, "launches_ahead", lambda index, lowering: ahead)
-
-
 def macros_of(case: Case, *names: str) -> tuple[KernelCall, list[int]]:
     """A product's launch, and what its kernel is told."""
     plan = case.program(BFLOAT).main
@@ -267,27 +268,27 @@ def macros_of(case: Case, *names: str) -> tuple[KernelCall, list[int]]:
 def test_codes_of_a_byte_come_beside_the_launch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many steps as there is room for, one after another in blocks that find it."""
     names, told = ("STAGES", "IN_PLACE", "PACED"), launches_told(monkeypatch, "few_codes")
-    behind(monkeypatch, BEHIND_OUTPUT)
+    put_behind(monkeypatch, *BEHIND_OUTPUT)
     call, found = macros_of(GATE, *names)
     assert (found, told) == ([4, 1, H200.cores - 4], [(True, True)])
     assert call.shared_bytes + BEHIND_OUTPUT[-1].shared_bytes + 2 * 1024 < H200.core_shared_bytes
     for case in (replace(GATE, group=64, bits=4, kind=torch.uint8, zero=8), replace(GATE, behind="layer norm ahead")):
         assert (macros_of(case, *names)[1], told[-1]) == ([2, 0, 0], (True, False))
     for ahead in ((Ahead(96, 116_736, True),), (replace(BEHIND_OUTPUT[-1], beside=False),), ()):
-        behind(monkeypatch, ahead)
+        put_behind(monkeypatch, *ahead)
         assert macros_of(GATE, *names)[1] == [2, 0, 0]
 
 
 def test_a_launch_between_products_of_a_byte_leaves_room_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks are small, and in clusters, of which no two are on one multiprocessor."""
-    behind(monkeypatch, BEHIND_ATTENTION)
+    put_behind(monkeypatch, *BEHIND_ATTENTION)
     call, found = macros_of(OUTPUT, "STAGES", "IN_PLACE", "PACED")
     assert (found, call.shared_bytes) == ([1, 1, 0], BEHIND_OUTPUT[-1].shared_bytes)
     assert cluster_of(call) == (4, 1, 1)
     uneven, computed = replace(OUTPUT, n=1520), replace(OUTPUT, behind="layer norm ahead")
     others = (BEHIND_ATTENTION[:1], BEHIND_ATTENTION[::-1], BEHIND_ATTENTION[:1] * 2, BEHIND_OUTPUT)
     for case, ahead in ((uneven, BEHIND_ATTENTION), (computed, BEHIND_ATTENTION), *((OUTPUT, each) for each in others)):
-        behind(monkeypatch, ahead)
+        put_behind(monkeypatch, *ahead)
         call, found = macros_of(case, "IN_PLACE")
         assert (found, cluster_of(call)) == ([0], (1, 1, 1))
         assert call.shared_bytes == H200.core_shared_bytes // 2
@@ -310,6 +311,6 @@ def test_steps_beside_another_block_are_those_that_have_room() -> None:
 def test_error_beside_other_launches(
     case: Case, ahead: tuple[Ahead, ...], device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    behind(monkeypatch, ahead)
+    put_behind(monkeypatch, *ahead)
     given, plain = errors(case, BFLOAT, device)
     assert given <= 3.0 * plain + 1e-6
