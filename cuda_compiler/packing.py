@@ -37,14 +37,34 @@ CHUNK = 8
 
 @dataclass(frozen=True)
 class PackedLoad:
-    """A load of neighbouring elements: its leaf, the text that loads the pack, and its storage type.
+    """A load of neighbouring elements.
 
-    Where the leaf has an index, that is the same for the whole pack, and what it says is added to the address.
+    Attributes:
+        leaf: What it loads.
+        size: Elements.
+        storage: Their storage type.
+        pointer: Where their tensor lies.
+        address: Where the first of them lies in it; where the leaf has an index, that is the same for the whole pack,
+            and the text has ``{index}`` for it.
+        guard: The condition that they exist; empty where they always do.
     """
 
     leaf: Load
-    source: str
+    size: int
     storage: str
+    pointer: str
+    address: str
+    guard: str
+
+    @property
+    def source(self) -> str:
+        """The text that loads the pack."""
+        return self.source_at(self.address)
+
+    def source_at(self, address: str) -> str:
+        """The same with another text in the place of the address."""
+        source = f"load_pack<{self.size}>({self.pointer} + {address})"
+        return f"{self.guard} ? {source} : Pack<{self.storage}, {self.size}>()" if self.guard else source
 
 
 def pack_size(group: Group, operands: Operands, width: int, axis: int = -1, most: int = PACK_SIZES[0]) -> int:
@@ -128,10 +148,8 @@ def packed_loads(
         uniform = all(is_small(guard) and is_uniform(guard, operands.walks, axis, size) for guard, _ in guards)
         if uniform and _aligned(outer, argument.offset, size, dtype.size):
             further = f" + int({{index}}) * {load.index_stride}" if load.index is not None else ""
-            source = f"load_pack<{size}>({pointer} + {address}{further})"
-            if guards:
-                source = f"{_all_of(guards, operands)} ? {source} : Pack<{storage}, {size}>()"
-            found.append(PackedLoad(load, source, storage))
+            guard = _all_of(guards, operands) if guards else ""
+            found.append(PackedLoad(load, size, storage, pointer, f"{address}{further}", guard))
     return found
 
 
@@ -221,4 +239,4 @@ def asking(loads: Iterable[PackedLoad]) -> list[str]:
 
 def is_plain(load: PackedLoad) -> bool:
     """Whether where it lies depends on nothing that is read."""
-    return load.leaf.index is None and load.source.startswith("load_pack")
+    return load.leaf.index is None and not load.guard

@@ -31,25 +31,48 @@ _PLACE = "_place"  # ends the names of functions that say where a new row of a c
 
 @dataclass(frozen=True)
 class _Pack:
-    """A function that computes neighbours of a row: of these, what lies side by side is loaded at once."""
+    """A function that computes neighbours of a row: of these, what lies side by side is loaded at once.
+
+    Where that lies, the struct ``..._places``, may be found ahead of it.
+    """
 
     name: str
     expr: Expr
     operands: Operands
 
-    def text(self, pointers: str) -> str:
+    def text(self, pointers: str, arguments: str) -> str:
         loads = packed_loads(self.operands, [self.expr], _PACK)
         printer = Printer(CUDA, with_packs(self.operands, loads).names, " " * 8)
         value = printer.value(self.expr)
+        place, numbers = f"{self.name}_places", range(len(loads))
         lines = [
-            f"{CUDA.inline} void {self.name}(",
-            f"    float (&value)[{_PACK}], int batch, int head, int row, int col, {pointers}{CUDA.params})",
+            f"struct {place} {{",
+            *(f"    int64 x{n};" for n in numbers),
+            "",
+            f"    {CUDA.inline} void settle_all() {{ {' '.join(f'settle(x{n});' for n in numbers)} }}",
+            "};",
+            f"{CUDA.inline} {place} find_{place}(int batch, int head, int row, int col, {pointers}{CUDA.params})",
             "{",
-            *(f"    const Pack<{load.storage}, {_PACK}> x{n} = {load.source};" for n, load in enumerate(loads)),
+            f"    return {{{', '.join(f'int64({load.address})' for load in loads)}}};",
+            "}",
+            f"{CUDA.inline} void {self.name}(",
+            f"    float (&value)[{_PACK}], const {place}& places, int batch, int head, int row, int col,",
+            f"    {pointers}{CUDA.params})",
+            "{",
+            *(
+                f"    const Pack<{load.storage}, {_PACK}> x{n} = {load.source_at(f'places.x{n}')};"
+                for n, load in enumerate(loads)
+            ),
             *each_element("col", _PACK, "    "),
             *printer.lines,
             f"        value[u] = {value};",
             "    }",
+            "}",
+            f"{CUDA.inline} void {self.name}(",
+            f"    float (&value)[{_PACK}], int batch, int head, int row, int col, {pointers}{CUDA.params})",
+            "{",
+            f"    const {place} places = find_{place}(batch, head, row, col, {arguments}p);",
+            f"    {self.name}(value, places, batch, head, row, col, {arguments}p);",
             "}",
         ]
         return "\n".join(lines)
@@ -88,14 +111,15 @@ class Functions:
         return Prologue(tuple(function.operands for function in self.each), text=self._text())
 
     def _text(self) -> str:
-        pointers, texts = str(self.macros["OPERAND_PARAMETERS"]), []
+        pointers, arguments = (str(self.macros[f"OPERAND_{which}"]) for which in ("PARAMETERS", "ARGUMENTS"))
+        texts = []
         for function in (function for function in self.each if function.name in self.elements):
             text = function.text(pointers, CUDA)
             if self.reports_late and function.name.endswith(_PLACE):
                 texts.append(replace(function, name=f"report_{function.name}").text(pointers, CUDA))
                 text = text.replace(f"{CHECK}(", f"{QUIET_CHECK}(")
             texts.append(text)
-        return "\n".join([*texts, *(pack.text(pointers) for pack in self.packs)])
+        return "\n".join([*texts, *(pack.text(pointers, arguments) for pack in self.packs)])
 
 
 def new_rows(operand: Operand) -> tuple[Expr, Group] | None:

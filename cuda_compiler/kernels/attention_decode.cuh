@@ -10,20 +10,69 @@
 // everywhere gives zeros.
 // Grid: clusters in x, batch * groups in z.
 
+typedef OwnPacks<ROWS, HEAD_SIZE> Own;
+#if FRESH
+typedef OwnPacks<FRESH, HEAD_SIZE> OwnKeys;
+typedef OwnPacks<FRESH, VALUE_SIZE> OwnValues;
+#endif
+
+// Where lies what a thread's part of queries and of new keys and values is made of. It is found ahead of the wait for the
+// grid that makes them, where it does not take too many registers.
+struct InputPlaces {
+    query_pack_places queries[Own::Place::TURNS];
+#if FRESH
+    key_pack_places keys[OwnKeys::Place::TURNS];
+    value_pack_places values[OwnValues::Place::TURNS];
+#endif
+
+    __device__ __forceinline__ InputPlaces(int batch, int group, OPERAND_PARAMETERS const Params& p)
+    {
+        find<Own>(queries, [&](int row, int column) {
+            int head = group * SHARED + row / OWN_ROWS;
+            return find_query_pack_places(batch, head, row % OWN_ROWS, column, OPERAND_ARGUMENTS p);
+        });
+#if FRESH
+        find<OwnKeys>(keys, [&](int row, int column) {
+            return find_key_pack_places(batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
+        });
+        find<OwnValues>(values, [&](int row, int column) {
+            return find_value_pack_places(batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
+        });
+#endif
+    }
+
+private:
+    template <typename Packs, typename Places, int TURNS, typename Find>
+    __device__ __forceinline__ void find(Places (&places)[TURNS], Find find_places)
+    {
+        #pragma unroll
+        for (int turn = 0; turn < TURNS; ++turn) {
+            typename Packs::Place place(turn);
+            places[turn] = find_places(place.row, place.column);
+            if (TURNS == 1) {
+                places[turn].settle_all();
+            }
+        }
+    }
+};
+
 // Computes the queries and the new keys and values together: all loads are issued before the first is waited for.
 __device__ __forceinline__ void compute_inputs(
-    tile_t* queries, tile_t* fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
+    tile_t* queries, tile_t* fresh, const InputPlaces& places, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
-    OwnQueries<> own;
-    own.compute(batch, group, OPERAND_ARGUMENTS p);
-#if FRESH
-    OwnPacks<FRESH, HEAD_SIZE> keys;
-    OwnPacks<FRESH, VALUE_SIZE> values;
-    keys.compute([&](float (&value)[OPERAND_PACK], int row, int column) {
-        key_pack(value, batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
+    Own own;
+    own.compute(places.queries, [&](float (&value)[OPERAND_PACK], const auto& at, int row, int column) {
+        int head = group * SHARED + row / OWN_ROWS;
+        query_pack(value, at, batch, head, row % OWN_ROWS, column, OPERAND_ARGUMENTS p);
     });
-    values.compute([&](float (&value)[OPERAND_PACK], int row, int column) {
-        value_pack(value, batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
+#if FRESH
+    OwnKeys keys;
+    OwnValues values;
+    keys.compute(places.keys, [&](float (&value)[OPERAND_PACK], const auto& at, int row, int column) {
+        key_pack(value, at, batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
+    });
+    values.compute(places.values, [&](float (&value)[OPERAND_PACK], const auto& at, int row, int column) {
+        value_pack(value, at, batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
     });
 #endif
     own.store<Q_PITCH>(queries);
@@ -62,6 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     for (int turn = 0; turn < DEPTH; ++turn) {
         copy(turn);
     }
+    const InputPlaces places(batch, group, OPERAND_ARGUMENTS p);
     meet_cluster();
     Piece piece = {};
     PieceMask added;
@@ -74,11 +124,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     }
 #if FRESH
     __shared__ FreshRows<tile_t> fresh;
-    OwnPlaces places(batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
-    compute_inputs(queries, fresh.row[0], batch, group, OPERAND_ARGUMENTS p);
-    fresh.leave_places(places);
+    OwnPlaces own(batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
+    compute_inputs(queries, fresh.row[0], places, batch, group, OPERAND_ARGUMENTS p);
+    fresh.leave_places(own);
 #else
-    compute_inputs(queries, nullptr, batch, group, OPERAND_ARGUMENTS p);
+    compute_inputs(queries, nullptr, places, batch, group, OPERAND_ARGUMENTS p);
 #endif
     __syncthreads();
 #if FRESH

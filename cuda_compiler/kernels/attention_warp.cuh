@@ -111,6 +111,17 @@ struct OwnPacks {
         }
     }
 
+    // The same where something was found ahead for each turn, which is passed on.
+    template <typename Ahead, typename Compute>
+    __device__ __forceinline__ void compute(const Ahead (&ahead)[Place::TURNS], Compute compute)
+    {
+        #pragma unroll
+        for (int turn = 0; turn < Place::TURNS; ++turn) {
+            Place place(turn);
+            compute(value[turn], ahead[turn], place.row, place.column);
+        }
+    }
+
     // Calls for each element: its row, its column, and itself.
     template <typename Use>
     __device__ __forceinline__ void each(Use use) const
@@ -151,12 +162,17 @@ struct OwnQueries : OwnPacks<ROWS, HEAD_SIZE, SOME> {
 __device__ __forceinline__ void load_queries(Queries& query, const tile_t* queries)
 {
     int lane = int(threadIdx.x) % 32;
+    uint first = shared_address(queries + lane % 8 * Q_PITCH + lane / 8 * 8);
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
-        for (int d = 0; d < QK_WIDTH / 8; ++d) {
-            const tile_t* source = queries + (set * 8 + lane / 4) * Q_PITCH + d * 8 + lane % 4 * 2;
-            query[set][d / 2][d % 2] = *reinterpret_cast<const uint*>(source);
+        for (int d = 0; d < QK_WIDTH / 16; d += 2) { // behind an odd number of them, what lies beside a row
+            uint found[4];
+            load_matrices(found, first + (set * 8 * Q_PITCH + d * 16) * 2);
+            #pragma unroll
+            for (int part = 0; part < 4 && d + part / 2 < QK_WIDTH / 16; ++part) {
+                query[set][d + part / 2][part % 2] = found[part];
+            }
         }
     }
 }

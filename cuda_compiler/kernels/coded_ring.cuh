@@ -22,9 +22,18 @@ struct RingOfCodes {
     int first, last;    // bundles of this warp
     int tile, bundle;   // what comes next
     const uint8* codes; // this lane's part of it
+    int place;          // of what it copies of a step in a stage
 
     static constexpr int CHUNKS = STEP_BYTES / 16, TOGETHER = 32 / CHUNKS; // of a row's step; rows of an access
     static_assert(CHUNKS <= 32, "a step of a row is one access of a warp at the most");
+
+    // Before all else.
+    __device__ __forceinline__ void find_place()
+    {
+        int lane = int(threadIdx.x) % 32, row = lane / CHUNKS;
+        place = row * STEP_BYTES + place_in_row(lane % CHUNKS * 16, row);
+        settle(place);
+    }
 
     // Goes to the beginning of a tile, which may be behind the last one.
     __device__ __forceinline__ void seek_codes(int place)
@@ -36,46 +45,43 @@ struct RingOfCodes {
         codes += bundle * BUNDLE_BYTES + lane % CHUNKS * 16;
     }
 
-    // Starts copying the next step.
+    // Starts copying the next step. IN_QUARTERS, a warp has three of a step on its way at the most.
+    template <bool IN_QUARTERS>
     __device__ __forceinline__ void copy_codes(unsigned char* stage) const
     {
-        int lane = int(threadIdx.x) % 32, row = lane / CHUNKS, byte = lane % CHUNKS * 16;
-        bool valid = STEP == 1 || bundle + byte / BUNDLE_BYTES < last;
-        unsigned char* target = stage + row * STEP_BYTES;
-        int place = place_in_row(byte, row);
+        constexpr int QUARTER = TILE >= 4 * TOGETHER ? TILE / 4 : TOGETHER;
+        bool valid = STEP == 1 || bundle + int(threadIdx.x) % CHUNKS * 16 / BUNDLE_BYTES < last;
         #pragma unroll
         for (int index = 0; index < TILE; index += TOGETHER) { // rows are sums of bits that no two of them have
             const uint8* source = valid ? codes + index * ROW_BYTES : from.matrix;
-            copy_chunk(target + index * STEP_BYTES + place_in_row(place, index), source, valid);
+            if (IN_QUARTERS && index > 0 && index % QUARTER == 0) {
+                commit_copies();
+                wait_for_copies<2>();
+            }
+            copy_chunk(stage + index * STEP_BYTES + place_in_row(place, index), source, valid);
         }
     }
 };
-
-// Starts copying a warp's first steps if it is `now` that it does: by the first PACED blocks, which begin early, one after
-// another, as what the grids ahead wait for would come behind all of them at once.
-template <typename Ring>
-__device__ __forceinline__ void fill_stages(
-    Ring& ring, unsigned char* stages, int stage_bytes, bool now, int further, const Params& p)
-{
-    #pragma unroll 1
-    for (int stage = 0; now && stage < STAGES; ++stage) {
-        ring.fill(stages + stage * stage_bytes, further, p);
-        if (PACED > 0 && int(blockIdx.x) < PACED && stage + 1 < STAGES) {
-            wait_for_copies<0>();
-        }
-    }
-}
 
 // Where a lane loads a step's codes of 16 rows from: of each row every fourth word.
 struct PlaceOfCodes {
     uint first;
     int place;
 
-    __device__ __forceinline__ explicit PlaceOfCodes(const unsigned char* stage)
+    // In a stage at an address.
+    __device__ __forceinline__ explicit PlaceOfCodes(uint stage)
     {
         int lane = int(threadIdx.x) % 32, row = lane % 16;
         place = place_in_row(lane / 16 * 16, row);
-        first = shared_address(stage + row * STEP_BYTES);
+        first = stage + row * STEP_BYTES;
+    }
+
+    // The same, so many bytes further.
+    __device__ __forceinline__ PlaceOfCodes moved(uint bytes) const
+    {
+        PlaceOfCodes moved = *this;
+        moved.first += bytes;
+        return moved;
     }
 
     // A pair of chunks of the step's first or second bundle.

@@ -127,6 +127,11 @@ __device__ __forceinline__ void hurry_next_grid()
 #endif
 }
 
+// Has the compiler compute a number here and not where it is used, which may be behind a wait.
+__device__ __forceinline__ void settle(int& number) { asm volatile("" : "+r"(number)); }
+__device__ __forceinline__ void settle(uint& number) { asm volatile("" : "+r"(number)); }
+__device__ __forceinline__ void settle(int64& number) { asm volatile("" : "+l"(number)); }
+
 // Adds one to a counter, which begins anew behind `last`, and returns what it was. What has been written before is seen
 // by those that count later.
 __device__ __forceinline__ uint count_arrival(uint& counter, uint last)

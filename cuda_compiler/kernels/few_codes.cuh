@@ -4,15 +4,18 @@
 // share k; the first steps of a warp's codes are copied before the grid ahead of this one has finished. Grid: clusters
 // with tiles in turns in x.
 constexpr int CHAINS = !ONE_GROUP && BLOCK_WARPS >= 16 ? 1 : 2; // of products; in many warps one may wait for another
+constexpr int STEPS = ((STAGED_BUNDLES + WARPS_K - 1) / WARPS_K + STEP - 1) / STEP; // of a warp in a tile, at the most
+constexpr bool HELD = TURNS == 1 && STEPS <= STAGES;                                // no step takes another's place
 constexpr float NUMBER_UNIT = AS_THEY_ARE ? SUBNORMAL_UNIT : 1.0f;
 
-// Whether a warp asks for its codes ahead of the wait for vectors, not behind its loads of these. What a warp loads comes
-// behind the codes that it has asked for: of several steps only warps without vectors to make ask ahead, and where all
-// copy some, half of them. Whole rows that are computed first take so long that all do, and PACED blocks begin so early.
-__device__ __forceinline__ bool asks_ahead(int warp)
+// Steps of codes that a warp asks for ahead of the wait for vectors, and not behind its loads of these. What a warp loads
+// comes behind the codes that it has asked for: of several steps only warps without vectors to make ask ahead, and where
+// all copy some, half of them. Whole rows that are computed first take so long that all do; and PACED blocks, which begin
+// long ahead, have as much time as all steps but the last one take.
+__device__ __forceinline__ int steps_ahead(int warp)
 {
     bool has_time = PROLOGUE == 2 ? warp / SPLIT >= VECTORS : PROLOGUE || warp < BLOCK_WARPS / 2;
-    return STAGES == 1 || PACED > 0 || has_time;
+    return PACED ? STAGES - 1 : STAGES == 1 || has_time ? STAGES : 0;
 }
 
 // What the chains of a group of columns have added up.
@@ -31,18 +34,36 @@ __device__ __forceinline__ void add_unit(Sums& sum, const Sums (&own)[CHAINS], c
     }
 }
 
+// Where a lane finds what it multiplies, codes and scales in the first stage, and leaves its sums. It is found ahead of
+// the wait for the grid ahead: everybody waits for what is computed behind that.
+struct Places {
+    PlaceOfCodes codes;
+    PlacesOfScales scales;
+    PlacesOfVectors vectors;
+    int sums;
+
+    __device__ __forceinline__ Places(const unsigned char* stages, const Params& p)
+        : codes(shared_address(stages)), scales(p)
+    {
+        sums = int(threadIdx.x) % 4 * 2 * PART_ROW + int(threadIdx.x) % 32 / 4;
+        settle(codes.first);
+        settle(codes.place);
+        settle(sums);
+    }
+};
+
 // Adds the products of a bundle, the first or the second of a step. A pair of chunks is loaded while the one before is
 // multiplied.
 __device__ __forceinline__ void multiply_bundle(
-    Sums (&sum)[CHAINS], const unsigned char* stage, const Vectors& vectors, const Codebook& codebook, int at, int second,
-    const Params& p)
+    Sums (&sum)[CHAINS], const unsigned char* stages, int stage, const Vectors& vectors, const Places& places,
+    const Codebook& codebook, int at, int second, const Params& p)
 {
     constexpr int PAIR_OCTETS = BITS == 4 ? 2 : 1;
-    int row = int(threadIdx.x) % 32 / 4, first = at * 4 - vectors.first / UNIT; // unit of the bundle
-    const PlaceOfCodes place(stage);
+    const PlaceOfCodes place = places.codes.moved(stage);
     uint codes[4], next[4];
     place.load(next, second, 0);
-    const Scales scales[2] = {Scales(stage, row, at, second, p), Scales(stage, row + 8, at, second, p)};
+    const Scales scales[2] = {
+        {stages + stage, places.scales, 0, at, second, p}, {stages + stage, places.scales, 8, at, second, p}};
     #pragma unroll
     for (int unit = 0; unit < 4; ++unit) {
         uint offset[2] = {scales[0].offset(unit), scales[1].offset(unit)};
@@ -67,7 +88,7 @@ __device__ __forceinline__ void multiply_bundle(
             #pragma unroll
             for (int group = 0; group < GROUPS_OF_COLUMNS; ++group) {
                 uint x[4];
-                vectors.load(x, group, first * UNIT + octet * 32);
+                places.vectors.load(x, vectors, group, (at * BUNDLE_CODES - vectors.first) + octet * 32);
                 #pragma unroll
                 for (int part = 0; part < 4; part += 2) {
                     const uint a[4] = {number[0][part], number[1][part], number[0][part + 1], number[1][part + 1]};
@@ -82,16 +103,16 @@ __device__ __forceinline__ void multiply_bundle(
     }
 }
 
-// Makes `count` elements of each vector ready, by all threads; a barrier is to follow. Each calls `meanwhile` once, while
-// it waits for the first of its loads, if any.
+// Makes the vectors ready, by all threads; a barrier is to follow. Each calls `meanwhile` once, while it waits for the
+// first of its loads, if any.
 template <typename Meanwhile>
 __device__ __forceinline__ void make_vectors(
-    const Vectors& vectors, int count, float (&row_parts)[VECTORS][SPLIT], Meanwhile meanwhile,
+    const Vectors& vectors, const CopiedOctets& copied, float (&row_parts)[VECTORS][SPLIT], Meanwhile meanwhile,
     VECTOR_PARAMETERS const Params& p)
 {
 #if PROLOGUE == 2
     auto load = [&](int v, int place) { return load_octet(v, place, VECTOR_ARGUMENTS p); };
-    auto compute = [&](const RowOctet& loaded, int v, int place, Pack<vector_t, 8>& made) {
+    auto compute = [&](const RowOctet& loaded, int v, int place, Octet& made) {
         float value[8], part = row_octet(loaded, v, place, value, VECTOR_ARGUMENTS p);
         Pack<bfloat, 8> left, right;
         if (loaded.are_products(left, right)) {
@@ -99,8 +120,8 @@ __device__ __forceinline__ void make_vectors(
             return part;
         }
         #pragma unroll
-        for (int u = 0; u < 8; ++u) {
-            made[u] = vector_t(value[u]);
+        for (int u = 0; u < 8; u += 2) {
+            made[u / 2] = as_pair(vector_t(value[u]), vector_t(value[u + 1]));
         }
         return part;
     };
@@ -113,24 +134,21 @@ __device__ __forceinline__ void make_vectors(
     }
     __syncthreads();
     const vector_t* rows = vectors.staged;
-    int row_length = VECTOR_ROW;
 #else
-    const vector_t* rows = vector + vectors.first;
-    int row_length = p.vector_row;
+    const vector_t* rows = vector;
 #endif
-    vectors.copy(rows, row_length, count, meanwhile);
+    vectors.copy(rows, copied, meanwhile);
 #endif
 }
 
 // A tile's sums in this warp's part of k.
 __device__ __forceinline__ void multiply_tile(
-    float* part, unsigned char* stages, int& stage, Ring& ring, const Vectors& vectors, const Codebook& codebook,
-    int further, const Params& p)
+    float* part, unsigned char* stages, int& stage, Ring& ring, const Vectors& vectors, const Places& places,
+    const Codebook& codebook, int further, const Params& p)
 {
-    int lane = int(threadIdx.x) % 32;
     Sums sum[CHAINS] = {};
     float row_scale[2] = {1.0f / NUMBER_UNIT, 1.0f / NUMBER_UNIT};
-    if (HELD) { // no step takes the place of another
+    if (HELD) {
         wait_for_copies<0>();
         __syncwarp();
     }
@@ -141,12 +159,12 @@ __device__ __forceinline__ void multiply_tile(
             wait_for_copies<STAGES - 1>();
             __syncwarp();
         }
-        multiply_bundle(sum, codes, vectors, codebook, bundle, 0, p);
+        multiply_bundle(sum, stages, stage * STAGE_BYTES, vectors, places, codebook, bundle, 0, p);
         if (STEP == 2 && bundle + 1 < ring.last) {
-            multiply_bundle(sum, codes, vectors, codebook, bundle + 1, 1, p);
+            multiply_bundle(sum, stages, stage * STAGE_BYTES, vectors, places, codebook, bundle + 1, 1, p);
         }
         if (ONE_GROUP && bundle + STEP >= ring.last) {
-            const scale_t* found = reinterpret_cast<const scale_t*>(codes + SCALES_AT) + lane / 4;
+            const scale_t* found = reinterpret_cast<const scale_t*>(codes + SCALES_AT) + threadIdx.x % 32 / 4;
             row_scale[0] = float(found[0]) / NUMBER_UNIT;
             row_scale[1] = float(found[8]) / NUMBER_UNIT;
         }
@@ -155,11 +173,14 @@ __device__ __forceinline__ void multiply_tile(
             ring.fill(codes, further, p);
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
+        if (STEPS == 1) {
+            break;
+        }
     }
     if (IN_PLACE) { // all lanes have read what is overwritten
         __syncwarp();
     }
-    float* own = part + lane % 4 * 2 * PART_ROW + lane / 4;
+    float* own = part + places.sums;
     #pragma unroll
     for (int index = 0; index < GROUPS_OF_COLUMNS * 4; ++index) {
         int group = index / 4, u = index % 4;
@@ -187,6 +208,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
     int rank = CLUSTER > 1 ? int(blockIdx.x) % CLUSTER : 0, clusters = int(gridDim.x) / CLUSTER;
     int first_tile = int(blockIdx.x) / CLUSTER, further = clusters * TEAMS;
     int first = BUNDLES * rank / CLUSTER, count = BUNDLES * (rank + 1) / CLUSTER - first; // bundles of this block
+    settle(team); // quotients
+    settle(share);
+    settle(member);
     if (CLUSTER > 1) {
         announce_to_cluster();
     }
@@ -195,21 +219,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
     ask_ahead(THREADS, VECTOR_ARGUMENTS p);
 #endif
     Results results{rank, member};
+    unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
+    const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
+    const CopiedOctets copied(vectors.first, count * BUNDLE_CODES, PROLOGUE ? VECTOR_ROW : p.vector_row);
+    const Places places(stages, p);
+    Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
+    ring.find_places();
+    settle(ring.first);
+    settle(ring.last);
+    ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
+    int ahead = steps_ahead(warp);
+    settle(ahead); // a constant would have the compiler put loads of vectors behind the codes that are to follow them
+    #pragma unroll 1
+    for (int stage = 0; stage < ahead; ++stage) {
+        ring.fill<PACED>(stages + stage * STAGE_BYTES, further, p);
+        if (PACED && stage + 1 < ahead) {
+            wait_for_copies<2>();
+        }
+    }
     if (COLUMNS_SETTLED) {
         results.fetch_columns(first_tile + clusters * team, EPILOGUE_ARGUMENTS p);
     }
-    unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
-    Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
-    ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
-    auto fill = [&](bool now) { fill_stages(ring, stages, STAGE_BYTES, now, further, p); };
-    bool ahead = asks_ahead(warp);
-    fill(ahead);
     Codebook codebook;
     codebook.load(entries);
     wait_for_previous_grid();
-    const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
     __shared__ float row_parts[VECTORS][SPLIT]; // of the sums by which rows have a factor
-    make_vectors(vectors, count * BUNDLE_CODES, row_parts, [&] { fill(!ahead); }, VECTOR_ARGUMENTS p);
+    auto ask_for_others = [&] {
+        #pragma unroll 1
+        for (int stage = ahead; stage < STAGES; ++stage) {
+            ring.fill(stages + stage * STAGE_BYTES, further, p);
+        }
+    };
+    make_vectors(vectors, copied, row_parts, ask_for_others, VECTOR_ARGUMENTS p);
     __syncthreads();
     if (CLUSTER > 1) {
         wait_for_cluster();
@@ -224,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
         results.fetch(tile, COLUMNS_SETTLED && base == first_tile, EPILOGUE_ARGUMENTS p);
         if (tile < p.tiles) {
             float* part = parts + share * WARP_PART;
-            multiply_tile(part, stages, stage, ring, vectors, codebook, further, p);
+            multiply_tile(part, stages, stage, ring, vectors, places, codebook, further, p);
         }
         wait_for_team(team);
         if (CLUSTER > 1) {
@@ -233,6 +274,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
             wait_for_cluster();
         }
         results.store_all(gathered, parts, row_parts, tile, out, EPILOGUE_ARGUMENTS p);
+        if (TURNS == 1) {
+            break;
+        }
     }
     wait_for_copies<0>();
 }

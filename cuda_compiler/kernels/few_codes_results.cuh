@@ -14,6 +14,7 @@ static_assert(APART >= 0 && (!IN_PLACE || CLUSTER == 1), "a warp's part has room
 struct Item {
     int v, first;
 
+    Item() = default;
     __device__ __forceinline__ Item(int index)
     {
         v = index / (TILE / VALUES);
@@ -59,8 +60,19 @@ __device__ __forceinline__ float factor_of(const float (&parts)[SPLIT])
 // A thread's share of a tile's results, and what their epilogue reads.
 struct Results {
     int rank, member; // of the block in its cluster, of the thread in its team
+    Item items[SHARE_EACH];
     FetchedByColumn of_columns[SHARE_EACH];
     Fetched fetched[SHARE_EACH];
+
+    __device__ __forceinline__ Results(int rank, int member) : rank(rank), member(member)
+    {
+        #pragma unroll
+        for (int index = 0; index < SHARE_EACH; ++index) {
+            items[index] = Item(rank * SHARE + member + index * TEAM);
+            settle(items[index].v);
+            settle(items[index].first);
+        }
+    }
 
     // Calls `use(index, own, item)` for each of them that a tile has: its number in the thread's share and in the block's.
     template <typename Use>
@@ -69,9 +81,8 @@ struct Results {
         #pragma unroll
         for (int index = 0; index < SHARE_EACH; ++index) {
             int own = member + index * TEAM;
-            Item item(rank * SHARE + own);
-            if (tile < p.tiles && own < SHARE && item.v < VECTORS) {
-                use(index, own, item);
+            if (tile < p.tiles && own < SHARE && items[index].v < VECTORS) {
+                use(index, own, items[index]);
             }
         }
     }

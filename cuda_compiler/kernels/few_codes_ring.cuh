@@ -8,8 +8,17 @@ static_assert(STAGE_BYTES % 16 == 0, "chunks of the next stage");
 // A warp's codes on their way to shared memory, with their scales and zero points.
 struct Ring : RingOfCodes {
     const scale_t* scales; // its groups in the row whose scales this lane copies
+    int scale_place;       // of these in a stage
 
     static constexpr int ZERO_WORDS = ZERO_BYTES / 4;
+
+    __device__ __forceinline__ void find_places()
+    {
+        int lane = int(threadIdx.x) % 32;
+        find_place();
+        scale_place = SCALES_AT + (ONE_GROUP ? lane * 16 : lane / STEP * SCALE_BYTES + lane % STEP * (SCALE_BYTES / STEP));
+        settle(scale_place);
+    }
 
     __device__ __forceinline__ void seek(int place)
     {
@@ -22,12 +31,13 @@ struct Ring : RingOfCodes {
     }
 
     // Starts copying the next step, if there is one.
+    template <bool IN_QUARTERS = false>
     __device__ __forceinline__ void fill(unsigned char* stage, int further, const Params& p)
     {
         if (tile < p.tiles) {
             int lane = int(threadIdx.x) % 32;
-            copy_codes(stage);
-            copy_scales(stage + SCALES_AT, lane);
+            copy_codes<IN_QUARTERS>(stage);
+            copy_scales(stage + scale_place, lane);
             if (ZEROS) {
                 copy_zeros(stage + ZEROS_AT, lane, p);
             }
@@ -35,7 +45,11 @@ struct Ring : RingOfCodes {
             codes += STEP_BYTES;
             scales += ONE_GROUP ? 0 : STEP * BUNDLE_GROUPS;
             if (bundle >= last) {
-                seek(tile + further);
+                if (TURNS == 1) {
+                    tile = p.tiles;
+                } else {
+                    seek(tile + further);
+                }
             }
         }
         commit_copies();
@@ -47,13 +61,13 @@ struct Ring : RingOfCodes {
         if (ONE_GROUP) {
             constexpr int ALL = TILE * int(sizeof(scale_t)) / 16;
             if (bundle + STEP >= last && lane < ALL) {
-                copy_chunk(target + lane * 16, from.scales + tile * TILE + lane * (TILE / ALL), true);
+                copy_chunk(target, from.scales + tile * TILE + lane * (TILE / ALL), true);
             }
         } else {
             constexpr int BYTES = SCALE_BYTES / STEP;
             int row = lane / STEP, second = lane % STEP;
             if (row < TILE && bundle + second < last) {
-                copy_part<BYTES>(target + row * SCALE_BYTES + second * BYTES, scales, BYTES);
+                copy_part<BYTES>(target, scales, BYTES);
             }
         }
     }
@@ -79,6 +93,23 @@ struct Ring : RingOfCodes {
     }
 };
 
+// Where a lane finds scales and zero points of its row in a stage. `zero_row` is where those of the row begin in memory;
+// eight rows further that is the same byte of a word.
+struct PlacesOfScales {
+    int scales, zeros, zero_row;
+
+    __device__ __forceinline__ explicit PlacesOfScales(const Params& p)
+    {
+        int row = int(threadIdx.x) % 32 / 4;
+        scales = SCALES_AT + row * SCALE_BYTES;
+        zeros = ZEROS_AT + row * ZERO_BYTES;
+        zero_row = Ring::zero_at(row, 0, p);
+        settle(scales);
+        settle(zeros);
+        settle(zero_row);
+    }
+};
+
 // What the codes of a lane's row are scaled by in a bundle, and their zero points.
 struct Scales {
     static constexpr int GROUPS = ONE_GROUP ? 1 : BUNDLE_GROUPS, BYTES = ZEROS ? GROUPS * ZERO_BITS / 8 : 1;
@@ -86,16 +117,17 @@ struct Scales {
     Pack<scale_t, GROUPS> scales;
     uint zeros[BYTES];
 
-    // Of a row of the stage; `at` is the bundle, and `second` its place in the step.
-    __device__ __forceinline__ Scales(const unsigned char* stage, int row, int at, int second, const Params& p)
+    // Of the row so many rows further; `at` is the bundle, and `second` its place in the step.
+    __device__ __forceinline__ Scales(
+        const unsigned char* stage, const PlacesOfScales& places, int further, int at, int second, const Params& p)
     {
         if (!ONE_GROUP) {
-            const unsigned char* own = stage + SCALES_AT + row * SCALE_BYTES;
+            const unsigned char* own = stage + places.scales + further * SCALE_BYTES;
             scales = load_pack<GROUPS>(reinterpret_cast<const scale_t*>(own) + second * GROUPS);
         }
-        if (ZEROS) { // eight rows further these begin at the same byte of a word
-            const unsigned char* bytes = stage + ZEROS_AT + row * ZERO_BYTES + second * BYTES;
-            bytes += Ring::zero_at(row % 8, at - second, p) & 3;
+        if (ZEROS) {
+            const unsigned char* bytes = stage + places.zeros + further * ZERO_BYTES + second * BYTES;
+            bytes += (places.zero_row + Ring::zero_at(0, at - second, p)) & 3;
             #pragma unroll
             for (int byte = 0; byte < BYTES; ++byte) {
                 zeros[byte] = bytes[byte];

@@ -10,48 +10,87 @@ static_assert(!PROLOGUE || CLUSTER == 1, "blocks compute whole vectors");
 
 typedef float Sums[GROUPS_OF_COLUMNS][4]; // in the register layout of mma.m16n8k16
 
+typedef Pack<uint, 4> Octet; // eight numbers of 16 bits, two in a word
+
 // The products of eight numbers by others, two at a time: rounded once, as by way of floats.
 __device__ __forceinline__ void multiply_octets(
-    Pack<bfloat, 8>& made, const Pack<bfloat, 8>& left, const Pack<bfloat, 8>& right)
+    Octet& made, const Pack<bfloat, 8>& left, const Pack<bfloat, 8>& right)
 {
     #pragma unroll
     for (int u = 0; u < 8; u += 2) {
-        uint product = Pairs<bfloat>::mul(as_pair(left[u], left[u + 1]), as_pair(right[u], right[u + 1]));
-        made[u].bits = (unsigned short)product;
-        made[u + 1].bits = (unsigned short)(product >> 16);
+        made[u / 2] = Pairs<bfloat>::mul(as_pair(left[u], left[u + 1]), as_pair(right[u], right[u + 1]));
     }
 }
+
+constexpr int greatest_divisor(int left, int right) { return right == 0 ? left : greatest_divisor(right, left % right); }
+
+// Where a thread copies octets of vectors from and to, some in each round. Warps copy pieces of 32: sets of them have
+// the same rows each, so that places are a few numbers apart; or, where warps would have more to do then, they take all
+// pieces in turns. The first round's places are found ahead of the wait for the grid ahead.
+struct CopiedOctets {
+    static constexpr int ROW_OCTETS = STAGED_UNITS * UNIT / 8, PIECES = (ROW_OCTETS + 31) / 32;
+    static constexpr int SETS = greatest_divisor(BLOCK_WARPS, VECTORS), SET_WARPS = BLOCK_WARPS / SETS;
+    static constexpr int ROW_TURNS = (PIECES + SET_WARPS - 1) / SET_WARPS, SET_ROWS = VECTORS / SETS;
+    static constexpr int IN_TURNS = (VECTORS * PIECES + BLOCK_WARPS - 1) / BLOCK_WARPS;
+    static constexpr bool BY_SETS = SET_ROWS * ROW_TURNS <= IN_TURNS;
+    static constexpr int EACH = BY_SETS ? SET_ROWS * ROW_TURNS : IN_TURNS, TOGETHER = EACH <= 6 ? EACH : 4;
+    static constexpr int ROUNDS = (EACH + TOGETHER - 1) / TOGETHER;
+
+    int first, count, row_length; // elements that the block has of each row, and between rows; no tensor has 2^31
+    int source[TOGETHER], target[TOGETHER];
+
+    __device__ __forceinline__ CopiedOctets(int first, int count, int row_length)
+        : first(first), count(count), row_length(row_length)
+    {
+        if (PROLOGUE != 2) { // else nothing is copied
+            find(0);
+        }
+    }
+
+    __device__ __forceinline__ void find(int round)
+    {
+        int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+        #pragma unroll
+        for (int index = 0; index < TOGETHER; ++index) {
+            int each = round * TOGETHER + index, number = each * BLOCK_WARPS + warp; // of a piece, in turns
+            int v = BY_SETS ? warp / SET_WARPS * SET_ROWS + each / ROW_TURNS : number / PIECES;
+            int piece = BY_SETS ? warp % SET_WARPS + each % ROW_TURNS * SET_WARPS : number % PIECES;
+            int place = (piece * 32 + lane) * 8;
+            bool inside = v < VECTORS && (!BY_SETS || each < EACH) && place < count;
+            source[index] = first + (inside ? v * row_length + place : 0);
+            target[index] = inside ? v * VECTOR_ROW + place : ROW_OCTETS * 8; // between rows, where nobody reads
+            settle(source[index]);
+            settle(target[index]);
+        }
+    }
+};
 
 // Vectors in shared memory, each octet in the order in which codes become numbers.
 struct Vectors {
     vector_t* staged;
     int first; // of the elements that the block has
 
-    // Copies `count` elements of each vector from rows in memory, by all threads; a barrier is to follow. Each calls
-    // `meanwhile` once, while it waits for the first of its loads.
+    // Copies the vectors from rows in memory, by all threads; a barrier is to follow. Each calls `meanwhile` once, while
+    // it waits for the first of its loads.
     template <typename Meanwhile>
-    __device__ __forceinline__ void copy(const vector_t* rows, int row_length, int count, Meanwhile meanwhile) const
+    __device__ __forceinline__ void copy(const vector_t* rows, CopiedOctets own, Meanwhile meanwhile) const
     {
-        constexpr int ALL = VECTORS * ROW_OCTETS, EACH = (ALL + THREADS - 1) / THREADS, TOGETHER = EACH <= 6 ? EACH : 4;
-        constexpr bool WHOLE = ALL % (TOGETHER * THREADS) == 0;
         #pragma unroll 1
-        for (int base = int(threadIdx.x); base < THREADS || base < ALL; base += TOGETHER * THREADS) {
-            Pack<vector_t, 8> given[TOGETHER];
-            #pragma unroll
-            for (int each = 0; each < TOGETHER; ++each) {
-                int index = base + each * THREADS, v = index / ROW_OCTETS, place = index % ROW_OCTETS * 8;
-                bool inside = (WHOLE || index < ALL) && place < count;
-                given[each] = load_pack<8>(rows + (inside ? (long long)v * row_length + place : 0));
+        for (int round = 0; round < CopiedOctets::ROUNDS; ++round) {
+            Octet given[CopiedOctets::TOGETHER];
+            if (round > 0) {
+                own.find(round);
             }
-            if (base < THREADS) {
+            #pragma unroll
+            for (int index = 0; index < CopiedOctets::TOGETHER; ++index) {
+                given[index] = load_pack<4>(reinterpret_cast<const uint*>(rows + own.source[index]));
+            }
+            if (round == 0) {
                 meanwhile();
             }
             #pragma unroll
-            for (int each = 0; each < TOGETHER; ++each) {
-                int index = base + each * THREADS;
-                if (WHOLE || index < ALL) {
-                    store_octet(given[each], index / ROW_OCTETS, index % ROW_OCTETS);
-                }
+            for (int index = 0; index < CopiedOctets::TOGETHER; ++index) {
+                store_octet(given[index], own.target[index]);
             }
         }
     }
@@ -84,9 +123,9 @@ struct Vectors {
                 for (int each = 0; each < AT_ONCE; ++each) {
                     int octet = base + each * STEP_OCTETS;
                     if (ARE_WHOLE || octet < ROW_OCTETS) {
-                        Pack<vector_t, 8> made;
+                        Octet made;
                         part += compute(loaded[each], v, octet * 8, made);
-                        store_octet(made, v, octet);
+                        store_octet(made, v * VECTOR_ROW + octet * 8);
                     }
                 }
             }
@@ -100,35 +139,53 @@ struct Vectors {
         }
     }
 
-    // The four pairs of a lane's octet in its column of a group of columns, at a place in the staged vectors.
-    __device__ __forceinline__ void load(uint (&pairs)[4], int group, int place) const
+private:
+    static constexpr int ROW_OCTETS = CopiedOctets::ROW_OCTETS, STEP_OCTETS = 32 * SPLIT;
+    static constexpr int ROUNDS = (ROW_OCTETS + STEP_OCTETS - 1) / STEP_OCTETS;
+    static constexpr int AT_ONCE = ROUNDS <= 6 ? ROUNDS : 4; // loads that wait for memory together
+    static constexpr bool ARE_WHOLE = ROW_OCTETS % (AT_ONCE * STEP_OCTETS) == 0;
+
+    __device__ __forceinline__ void store_octet(const Octet& given, int place) const
     {
-        int lane = int(threadIdx.x) % 32, quad = lane % 4, column = group * 8 + lane / 4;
-        const vector_t* row = staged + (column < VECTORS ? column : 0) * VECTOR_ROW + place; // unread beyond
-        constexpr int EACH = BITS == 4 ? 4 : 2;
+        Octet ordered;
+        #pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            constexpr uint HALVES[2] = {0x10, 0x32}; // bytes of a word
+            int lower = place_in_octet(pair * 2), upper = place_in_octet(pair * 2 + 1);
+            uint bytes = HALVES[lower % 2] | (HALVES[upper % 2] + 0x44) << 8;
+            ordered[pair] = __byte_perm(given[lower / 2], given[upper / 2], bytes);
+        }
+        store_pack(reinterpret_cast<uint*>(staged + place), ordered);
+    }
+};
+
+// Where a lane finds its columns of the staged vectors, from the block's first unit on.
+struct PlacesOfVectors {
+    static constexpr int EACH = BITS == 4 ? 4 : 2; // pairs side by side
+    int column[GROUPS_OF_COLUMNS];
+
+    __device__ __forceinline__ PlacesOfVectors()
+    {
+        int lane = int(threadIdx.x) % 32;
+        #pragma unroll
+        for (int group = 0; group < GROUPS_OF_COLUMNS; ++group) {
+            int v = group * 8 + lane / 4; // unread beyond
+            column[group] = (v < VECTORS ? v : 0) * VECTOR_ROW + lane % 4 * EACH * 2;
+            settle(column[group]);
+        }
+    }
+
+    // The four pairs of the lane's octet in its column of a group, at a place in the vectors.
+    __device__ __forceinline__ void load(uint (&pairs)[4], const Vectors& vectors, int group, int place) const
+    {
         #pragma unroll
         for (int part = 0; part < 4; part += EACH) {
-            Pack<uint, EACH> found = load_pack<EACH>(reinterpret_cast<const uint*>(row + part * 8 + quad * EACH * 2));
+            Pack<uint, EACH> found =
+                load_pack<EACH>(reinterpret_cast<const uint*>(vectors.staged + column[group] + place + part * 8));
             #pragma unroll
             for (int index = 0; index < EACH; ++index) {
                 pairs[part + index] = found[index];
             }
         }
-    }
-
-private:
-    static constexpr int ROW_OCTETS = STAGED_UNITS * UNIT / 8, STEP_OCTETS = 32 * SPLIT;
-    static constexpr int ROUNDS = (ROW_OCTETS + STEP_OCTETS - 1) / STEP_OCTETS;
-    static constexpr int AT_ONCE = ROUNDS <= 6 ? ROUNDS : 4; // loads that wait for memory together
-    static constexpr bool ARE_WHOLE = ROW_OCTETS % (AT_ONCE * STEP_OCTETS) == 0;
-
-    __device__ __forceinline__ void store_octet(const Pack<vector_t, 8>& given, int v, int octet) const
-    {
-        Pack<uint, 4> ordered;
-        #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            ordered[pair] = as_pair(given[place_in_octet(pair * 2)], given[place_in_octet(pair * 2 + 1)]);
-        }
-        store_pack(reinterpret_cast<uint*>(staged + v * VECTOR_ROW + octet * 8), ordered);
     }
 };

@@ -202,8 +202,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) integer_rows(
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
     unsigned char* scaled = dynamic_shared + SCALED_AT + team * SCALED_TILES * SCALED_BYTES;
     Ring ring{{{matrix, scales, zeros}, BUNDLES * share / WARPS_K, BUNDLES * (share + 1) / WARPS_K}, scaled};
+    ring.find_place();
     ring.seek_codes(begin);
-    fill_stages(ring, stages, STAGE_BYTES, true, further, p);
+    #pragma unroll 1
+    for (int stage = 0; stage < STAGES; ++stage) {
+        ring.fill(stages + stage * STAGE_BYTES, further, p);
+        if (int(blockIdx.x) < PACED && stage + 1 < STAGES) { // what grids ahead wait for would come behind all of them
+            wait_for_copies<0>();
+        }
+    }
     wait_for_previous_grid();
     const Vector digits{
         reinterpret_cast<signed char*>(dynamic_shared + DIGITS_AT),

@@ -24,7 +24,7 @@ struct Ring : RingOfCodes {
             if (bundle == first) {
                 copy_scales();
             }
-            copy_codes(stage);
+            copy_codes<false>(stage);
             bundle += STEP;
             codes += STEP_BYTES;
             if (bundle >= last) {
@@ -62,7 +62,7 @@ struct Codes {
 
     __device__ __forceinline__ Codes(const unsigned char* stage, int second)
     {
-        const PlaceOfCodes place(stage);
+        const PlaceOfCodes place(shared_address(stage));
         #pragma unroll
         for (int pair = 0; pair < PAIRS_OF_CHUNKS; ++pair) {
             place.load(word[pair], second, pair);

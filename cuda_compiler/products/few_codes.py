@@ -13,7 +13,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.launches_ahead import Ahead, alone_bytes, launches_ahead, leave_room
 from cuda_compiler.products.coded_tiles import BUNDLE, TILE, group_of, unit_of
-from cuda_compiler.products.few_codes_sizes import FewCodes, FewCodesCosts, Work, few_codes_sizes, held_beside
+from cuda_compiler.products.few_codes_sizes import FewCodes, Work, few_codes_sizes, held_beside
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
 from cuda_compiler.products.vectors import VECTOR_MACROS, octets_of, vectors_of
 from npu_compiler.artifact.plan import CallOption
@@ -37,7 +37,7 @@ FEW_CODES = KernelTemplate(
     "few_codes",
     params="int outputs, tiles, vector_row, zero_row",
     macros=(
-        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES HELD IN_PLACE PACED FACTOR "
+        f"{_TOLD} COMMON VECTORS GROUP UNIT ONE_GROUP TEAMS WARPS_K CLUSTER STEP STAGES TURNS IN_PLACE PACED FACTOR "
         f"COLUMNS_SETTLED {VECTOR_MACROS}"
     ),
     inputs="matrix scales zeros entries vector",
@@ -71,7 +71,6 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
     beside = octets is not None or leave_room(ahead)
     streams = octets is not None and codes.bits == 8 and codes.number in (INT8, UINT8)
     sizes, shared_bytes, cluster = _places(sizes, work, values, ahead, streams, device)
-    paced = max(0, blocks - FewCodesCosts.of(device).crowded) if streams and sizes.in_place else 0
     vectors = octets or vectors_of(vector, around.lowering, 32 * sizes.warps, blocks)
     told = part_macros(codes, vector.dtype)
     launch = EarlyLaunch(
@@ -96,9 +95,9 @@ def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]
             "CLUSTER": sizes.cluster,
             "STEP": work.step,
             "STAGES": sizes.stages,
-            "HELD": int(sizes.holds_all(work, device)),
+            "TURNS": sizes.turns(work, device),
             "IN_PLACE": int(sizes.in_place),
-            "PACED": paced,
+            "PACED": int(streams and sizes.in_place),
             "COLUMNS_SETTLED": int(around.columns_are_settled),
             "FACTOR": 0,
             **vectors.macros,

@@ -27,7 +27,6 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
         shared_bytes: Of a block at the most.
         cluster: What it costs a block to put its parts of a tile together with those of each block of its cluster, in
             bytes that it loads meanwhile.
-        crowded: Blocks that find no room beside those ahead and begin late, at the most.
     """
 
     least_rows: int
@@ -36,7 +35,6 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
     stages: int
     shared_bytes: int
     cluster: int
-    crowded: int
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ static int run_cluster(Dim first, Dim cluster, int block, int shared, bool backw
         makecontext(&fiber.start, enter, 0);
     }
     // A block's threads go on until all of them wait, then those of the next one, in a thread of the system each.
-    static thread_local unsigned char variables;
+    alignas(16) static thread_local unsigned char variables;
     std::mutex working;
     std::condition_variable passed;
     int whose = 0, left = int(fibers.size());
