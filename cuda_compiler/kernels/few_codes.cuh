@@ -218,11 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
 #if PROLOGUE
     ask_ahead(THREADS, VECTOR_ARGUMENTS p);
 #endif
-    Results results{rank, member};
     unsigned char* stages = dynamic_shared + warp * STAGES * STAGE_BYTES;
-    const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
-    const CopiedOctets copied(vectors.first, count * BUNDLE_CODES, PROLOGUE ? VECTOR_ROW : p.vector_row);
-    const Places places(stages, p);
     Ring ring{{{matrix, scales, zeros}, first + count * share / WARPS_K, first + count * (share + 1) / WARPS_K}};
     ring.find_places();
     settle(ring.first);
@@ -230,12 +226,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
     ring.seek(ring.first < ring.last ? first_tile + clusters * team : p.tiles); // a warp may have nothing
     int ahead = steps_ahead(warp);
     settle(ahead); // a constant would have the compiler put loads of vectors behind the codes that are to follow them
+    if (ahead > 0) {
+        ring.fill<PACED>(stages, further, p);
+    }
+    const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
+    const CopiedOctets copied(vectors.first, count * BUNDLE_CODES, PROLOGUE ? VECTOR_ROW : p.vector_row);
+    const Places places(stages, p);
+    Results results(rank, member);
     #pragma unroll 1
-    for (int stage = 0; stage < ahead; ++stage) {
-        ring.fill<PACED>(stages + stage * STAGE_BYTES, further, p);
-        if (PACED && stage + 1 < ahead) {
+    for (int stage = 1; stage < ahead; ++stage) {
+        if (PACED) {
             wait_for_copies<2>();
         }
+        ring.fill<PACED>(stages + stage * STAGE_BYTES, further, p);
     }
     if (COLUMNS_SETTLED) {
         results.fetch_columns(first_tile + clusters * team, EPILOGUE_ARGUMENTS p);
