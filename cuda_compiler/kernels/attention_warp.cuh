@@ -166,7 +166,7 @@ __device__ __forceinline__ void load_queries(Queries& query, const tile_t* queri
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
-        for (int d = 0; d < QK_WIDTH / 16; d += 2) { // behind an odd number of them, what lies beside a row
+        for (int d = 0; d < QK_WIDTH / 16; d += 2) { // of an odd number the last is loaded with what lies behind it
             uint found[4];
             load_matrices(found, first + (set * 8 * Q_PITCH + d * 16) * 2);
             #pragma unroll

@@ -45,7 +45,8 @@ struct RingOfCodes {
         codes += bundle * BUNDLE_BYTES + lane % CHUNKS * 16;
     }
 
-    // Starts copying the next step. IN_QUARTERS, a warp has three of a step on its way at the most.
+    // Starts copying the next step. IN_QUARTERS, a warp has three of these on their way at the most, as what grids ahead
+    // load comes behind all of that.
     template <bool IN_QUARTERS>
     __device__ __forceinline__ void copy_codes(unsigned char* stage) const
     {
@@ -79,9 +80,9 @@ struct PlaceOfCodes {
     // The same, so many bytes further.
     __device__ __forceinline__ PlaceOfCodes moved(uint bytes) const
     {
-        PlaceOfCodes moved = *this;
-        moved.first += bytes;
-        return moved;
+        PlaceOfCodes other = *this;
+        other.first += bytes;
+        return other;
     }
 
     // A pair of chunks of the step's first or second bundle.
