@@ -107,10 +107,6 @@ class FewCodes:
         """Of a warp, for all of its tiles."""
         return self.turns(work, device) * ceil_div(ceil_div(self.bundles(work), self.warps_k), work.step)
 
-    def holds_all(self, work: Work, device: DeviceModel) -> bool:
-        """Whether all steps of a warp, of one tile, are on their way at once."""
-        return self.turns(work, device) == 1 and self.stages >= self.steps(work, device)
-
     def may_be_in_place(self, work: Work, device: DeviceModel) -> bool:
         """Whether no codes of another tile come where a tile's parts are left, and no other block reads these."""
         return self.cluster == 1 and self.turns(work, device) == 1
