@@ -62,8 +62,8 @@ ATTENTION_CODES = replace(
     inputs="fresh k v k_scales v_scales mask sinks? states partial",
     files=(
         "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
-        "attention_warp.cuh attention_coded_rows.cuh attention_coded_stages.cuh barriers.cuh clusters.cuh "
-        "attention_cluster.cuh attention_open.cuh attention_share.cuh"
+        "attention_warp.cuh attention_inputs.cuh attention_coded_rows.cuh attention_coded_stages.cuh barriers.cuh "
+        "clusters.cuh attention_cluster.cuh attention_open.cuh attention_share.cuh"
     ),
 )
 

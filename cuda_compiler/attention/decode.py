@@ -74,8 +74,8 @@ ATTENTION_DECODE = KernelTemplate(
     threads=32 * WARPS,
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh barriers.cuh "
-        "clusters.cuh attention_cluster.cuh attention_open.cuh attention_share.cuh"
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh "
+        "attention_inputs.cuh barriers.cuh clusters.cuh attention_cluster.cuh attention_open.cuh attention_share.cuh"
     ),
     computed="fresh",
 )

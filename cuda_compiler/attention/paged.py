@@ -76,8 +76,9 @@ ATTENTION_PAGED = KernelTemplate(
     threads=lambda macros: 32 * macros["WARPS"],
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh barriers.cuh "
-        "clusters.cuh attention_cluster.cuh attention_open.cuh attention_fresh.cuh attention_pieces.cuh"
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh "
+        "attention_inputs.cuh barriers.cuh clusters.cuh attention_cluster.cuh attention_open.cuh attention_fresh.cuh "
+        "attention_pieces.cuh"
     ),
     computed="queries pages",
 )
@@ -87,8 +88,8 @@ ATTENTION_CODED_PAGES = replace(
     macros=f"{ATTENTION_PAGED.macros} {PAGE_CODE_MACROS} {ROUNDING_MACROS}",
     files=(
         "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
-        "attention_warp.cuh attention_coded_rows.cuh attention_coded_stages.cuh barriers.cuh clusters.cuh "
-        "attention_cluster.cuh attention_open.cuh attention_fresh.cuh attention_coded_pieces.cuh"
+        "attention_warp.cuh attention_inputs.cuh attention_coded_rows.cuh attention_coded_stages.cuh barriers.cuh "
+        "clusters.cuh attention_cluster.cuh attention_open.cuh attention_fresh.cuh attention_coded_pieces.cuh"
     ),
 )
 
