@@ -10,7 +10,7 @@
 // everywhere gives zeros.
 // Grid: clusters in x, batch * groups in z.
 
-typedef OwnPacks<ROWS, HEAD_SIZE> Own;
+typedef OwnPacks<ROWS, HEAD_SIZE> OwnQueryPacks;
 #if FRESH
 typedef OwnPacks<FRESH, HEAD_SIZE> OwnKeys;
 typedef OwnPacks<FRESH, VALUE_SIZE> OwnValues;
@@ -19,7 +19,7 @@ typedef OwnPacks<FRESH, VALUE_SIZE> OwnValues;
 // Where lies what a thread's part of queries and of new keys and values is made of. It is found ahead of the wait for the
 // grid that makes them, where it does not take too many registers.
 struct InputPlaces {
-    query_pack_places queries[Own::Place::TURNS];
+    query_pack_places queries[OwnQueryPacks::Place::TURNS];
 #if FRESH
     key_pack_places keys[OwnKeys::Place::TURNS];
     value_pack_places values[OwnValues::Place::TURNS];
@@ -27,7 +27,7 @@ struct InputPlaces {
 
     __device__ __forceinline__ InputPlaces(int batch, int group, OPERAND_PARAMETERS const Params& p)
     {
-        find<Own>(queries, [&](int row, int column) {
+        find<OwnQueryPacks>(queries, [&](int row, int column) {
             int head = group * SHARED + row / OWN_ROWS;
             return find_query_pack_places(batch, head, row % OWN_ROWS, column, OPERAND_ARGUMENTS p);
         });
@@ -60,19 +60,19 @@ private:
 __device__ __forceinline__ void compute_inputs(
     tile_t* queries, tile_t* fresh, const InputPlaces& places, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
-    Own own;
-    own.compute(places.queries, [&](float (&value)[OPERAND_PACK], const auto& at, int row, int column) {
+    OwnQueryPacks own;
+    own.compute([&](float (&value)[OPERAND_PACK], int turn, int row, int column) {
         int head = group * SHARED + row / OWN_ROWS;
-        query_pack(value, at, batch, head, row % OWN_ROWS, column, OPERAND_ARGUMENTS p);
+        query_pack(value, places.queries[turn], batch, head, row % OWN_ROWS, column, OPERAND_ARGUMENTS p);
     });
 #if FRESH
     OwnKeys keys;
     OwnValues values;
-    keys.compute(places.keys, [&](float (&value)[OPERAND_PACK], const auto& at, int row, int column) {
-        key_pack(value, at, batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
+    keys.compute([&](float (&value)[OPERAND_PACK], int turn, int row, int column) {
+        key_pack(value, places.keys[turn], batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
     });
-    values.compute(places.values, [&](float (&value)[OPERAND_PACK], const auto& at, int row, int column) {
-        value_pack(value, at, batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
+    values.compute([&](float (&value)[OPERAND_PACK], int turn, int row, int column) {
+        value_pack(value, places.values[turn], batch, group / HEAD_PARTS, row, column, OPERAND_ARGUMENTS p);
     });
 #endif
     own.store<Q_PITCH>(queries);

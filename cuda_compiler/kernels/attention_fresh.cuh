@@ -57,10 +57,10 @@ struct OwnNew {
 
     __device__ __forceinline__ void compute(int batch, int group, OPERAND_PARAMETERS const Params& p)
     {
-        keys.compute([&](float (&value)[OPERAND_PACK], int row, int column) {
+        keys.compute([&](float (&value)[OPERAND_PACK], int, int row, int column) {
             key_pack(value, 0, batch * FRESH + row, group, column, OPERAND_ARGUMENTS p);
         });
-        values.compute([&](float (&value)[OPERAND_PACK], int row, int column) {
+        values.compute([&](float (&value)[OPERAND_PACK], int, int row, int column) {
             value_pack(value, 0, batch * FRESH + row, group, column, OPERAND_ARGUMENTS p);
         });
     }

@@ -56,24 +56,14 @@ struct OwnPacks {
     typedef PlaceOfTurn<COUNT, SIZE, SOME> Place;
     float value[Place::TURNS][OPERAND_PACK];
 
+    // Calls for each turn: the values to compute, its number, its row and its column.
     template <typename Compute>
     __device__ __forceinline__ void compute(Compute compute)
     {
         #pragma unroll
         for (int turn = 0; turn < Place::TURNS; ++turn) {
             Place place(turn);
-            compute(value[turn], place.row, place.column);
-        }
-    }
-
-    // The same where something was found ahead for each turn, which is passed on.
-    template <typename Ahead, typename Compute>
-    __device__ __forceinline__ void compute(const Ahead (&ahead)[Place::TURNS], Compute compute)
-    {
-        #pragma unroll
-        for (int turn = 0; turn < Place::TURNS; ++turn) {
-            Place place(turn);
-            compute(value[turn], ahead[turn], place.row, place.column);
+            compute(value[turn], turn, place.row, place.column);
         }
     }
 
@@ -108,7 +98,7 @@ template <int SOME = THREADS>
 struct OwnQueries : OwnPacks<ROWS, HEAD_SIZE, SOME> {
     __device__ __forceinline__ void compute(int batch, int group, OPERAND_PARAMETERS const Params& p)
     {
-        OwnPacks<ROWS, HEAD_SIZE, SOME>::compute([&](float (&value)[OPERAND_PACK], int row, int column) {
+        OwnPacks<ROWS, HEAD_SIZE, SOME>::compute([&](float (&value)[OPERAND_PACK], int, int row, int column) {
             query_pack(value, batch, group * SHARED + row / OWN_ROWS, row % OWN_ROWS, column, OPERAND_ARGUMENTS p);
         });
     }

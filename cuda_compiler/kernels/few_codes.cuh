@@ -34,16 +34,18 @@ __device__ __forceinline__ void add_unit(Sums& sum, const Sums (&own)[CHAINS], c
     }
 }
 
-// Where a lane finds what it multiplies, codes and scales in the first stage, and leaves its sums. It is found ahead of
-// the wait for the grid ahead: everybody waits for what is computed behind that.
+// Where a lane finds what it multiplies, codes and scales in the warp's first stage, and leaves its sums. It is found
+// ahead of the wait for the grid ahead: everybody waits for what is computed behind that.
 struct Places {
+    unsigned char* stages;
+    int first; // of the elements of vectors that the block has
     PlaceOfCodes codes;
     PlacesOfScales scales;
     PlacesOfVectors vectors;
     int sums;
 
-    __device__ __forceinline__ Places(const unsigned char* stages, const Params& p)
-        : codes(shared_address(stages)), scales(p)
+    __device__ __forceinline__ Places(unsigned char* stages, const Vectors& vectors, const Params& p)
+        : stages(stages), first(vectors.first), codes(shared_address(stages)), scales(p), vectors(vectors.staged)
     {
         sums = int(threadIdx.x) % 4 * 2 * PART_ROW + int(threadIdx.x) % 32 / 4;
         settle(codes.first);
@@ -55,15 +57,15 @@ struct Places {
 // Adds the products of a bundle, the first or the second of a step. A pair of chunks is loaded while the one before is
 // multiplied.
 __device__ __forceinline__ void multiply_bundle(
-    Sums (&sum)[CHAINS], const unsigned char* stages, int stage, const Vectors& vectors, const Places& places,
-    const Codebook& codebook, int at, int second, const Params& p)
+    Sums (&sum)[CHAINS], const Places& places, int stage, const Codebook& codebook, int at, int second, const Params& p)
 {
     constexpr int PAIR_OCTETS = BITS == 4 ? 2 : 1;
-    const PlaceOfCodes place = places.codes.moved(stage);
+    const unsigned char* own_stage = places.stages + stage * STAGE_BYTES;
+    const PlaceOfCodes place = places.codes.moved(stage * STAGE_BYTES);
     uint codes[4], next[4];
     place.load(next, second, 0);
     const Scales scales[2] = {
-        {stages + stage, places.scales, 0, at, second, p}, {stages + stage, places.scales, 8, at, second, p}};
+        {own_stage, places.scales, 0, at, second, p}, {own_stage, places.scales, 8, at, second, p}};
     #pragma unroll
     for (int unit = 0; unit < 4; ++unit) {
         uint offset[2] = {scales[0].offset(unit), scales[1].offset(unit)};
@@ -88,7 +90,7 @@ __device__ __forceinline__ void multiply_bundle(
             #pragma unroll
             for (int group = 0; group < GROUPS_OF_COLUMNS; ++group) {
                 uint x[4];
-                places.vectors.load(x, vectors, group, (at * BUNDLE_CODES - vectors.first) + octet * 32);
+                places.vectors.load(x, group, (at * BUNDLE_CODES - places.first) + octet * 32);
                 #pragma unroll
                 for (int part = 0; part < 4; part += 2) {
                     const uint a[4] = {number[0][part], number[1][part], number[0][part + 1], number[1][part + 1]};
@@ -143,8 +145,7 @@ __device__ __forceinline__ void make_vectors(
 
 // A tile's sums in this warp's part of k.
 __device__ __forceinline__ void multiply_tile(
-    float* part, unsigned char* stages, int& stage, Ring& ring, const Vectors& vectors, const Places& places,
-    const Codebook& codebook, int further, const Params& p)
+    float* part, const Places& places, int& stage, Ring& ring, const Codebook& codebook, int further, const Params& p)
 {
     Sums sum[CHAINS] = {};
     float row_scale[2] = {1.0f / NUMBER_UNIT, 1.0f / NUMBER_UNIT};
@@ -154,14 +155,14 @@ __device__ __forceinline__ void multiply_tile(
     }
     #pragma unroll 1
     for (int bundle = ring.first; bundle < ring.last; bundle += STEP) {
-        unsigned char* codes = stages + stage * STAGE_BYTES;
+        unsigned char* codes = places.stages + stage * STAGE_BYTES;
         if (!HELD) {
             wait_for_copies<STAGES - 1>();
             __syncwarp();
         }
-        multiply_bundle(sum, stages, stage * STAGE_BYTES, vectors, places, codebook, bundle, 0, p);
+        multiply_bundle(sum, places, stage, codebook, bundle, 0, p);
         if (STEP == 2 && bundle + 1 < ring.last) {
-            multiply_bundle(sum, stages, stage * STAGE_BYTES, vectors, places, codebook, bundle + 1, 1, p);
+            multiply_bundle(sum, places, stage, codebook, bundle + 1, 1, p);
         }
         if (ONE_GROUP && bundle + STEP >= ring.last) {
             const scale_t* found = reinterpret_cast<const scale_t*>(codes + SCALES_AT) + threadIdx.x % 32 / 4;
@@ -231,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
     }
     const Vectors vectors{reinterpret_cast<vector_t*>(dynamic_shared + VECTORS_AT), first * BUNDLE_CODES};
     const CopiedOctets copied(vectors.first, count * BUNDLE_CODES, PROLOGUE ? VECTOR_ROW : p.vector_row);
-    const Places places(stages, p);
+    const Places places(stages, vectors, p);
     Results results(rank, member);
     #pragma unroll 1
     for (int stage = 1; stage < ahead; ++stage) {
@@ -268,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few_codes(
         results.fetch(tile, COLUMNS_SETTLED && base == first_tile, EPILOGUE_ARGUMENTS p);
         if (tile < p.tiles) {
             float* part = parts + share * WARP_PART;
-            multiply_tile(part, stages, stage, ring, vectors, places, codebook, further, p);
+            multiply_tile(part, places, stage, ring, codebook, further, p);
         }
         wait_for_team(team);
         if (CLUSTER > 1) {

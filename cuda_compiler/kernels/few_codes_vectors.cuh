@@ -148,13 +148,7 @@ private:
     __device__ __forceinline__ void store_octet(const Octet& given, int place) const
     {
         Octet ordered;
-        #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            constexpr uint HALVES[2] = {0x10, 0x32}; // bytes of a word
-            int lower = place_in_octet(pair * 2), upper = place_in_octet(pair * 2 + 1);
-            uint bytes = HALVES[lower % 2] | (HALVES[upper % 2] + 0x44) << 8;
-            ordered[pair] = __byte_perm(given[lower / 2], given[upper / 2], bytes);
-        }
+        order_octet(ordered.at, given.at);
         store_pack(reinterpret_cast<uint*>(staged + place), ordered);
     }
 };
@@ -162,9 +156,10 @@ private:
 // Where a lane finds its columns of the staged vectors, from the block's first unit on.
 struct PlacesOfVectors {
     static constexpr int EACH = BITS == 4 ? 4 : 2; // pairs side by side
+    const vector_t* staged;
     int column[GROUPS_OF_COLUMNS];
 
-    __device__ __forceinline__ PlacesOfVectors()
+    __device__ __forceinline__ explicit PlacesOfVectors(const vector_t* staged) : staged(staged)
     {
         int lane = int(threadIdx.x) % 32;
         #pragma unroll
@@ -176,12 +171,12 @@ struct PlacesOfVectors {
     }
 
     // The four pairs of the lane's octet in its column of a group, at a place in the vectors.
-    __device__ __forceinline__ void load(uint (&pairs)[4], const Vectors& vectors, int group, int place) const
+    __device__ __forceinline__ void load(uint (&pairs)[4], int group, int place) const
     {
         #pragma unroll
         for (int part = 0; part < 4; part += EACH) {
             Pack<uint, EACH> found =
-                load_pack<EACH>(reinterpret_cast<const uint*>(vectors.staged + column[group] + place + part * 8));
+                load_pack<EACH>(reinterpret_cast<const uint*>(staged + column[group] + place + part * 8));
             #pragma unroll
             for (int index = 0; index < EACH; ++index) {
                 pairs[part + index] = found[index];

@@ -76,6 +76,17 @@ __device__ __forceinline__ constexpr int place_in_octet(int index)
                                               : index / 4 * 4 + index % 4 / 2 + index % 2 * 2;
 }
 
+// Eight neighbours of a vector, two of 16 bits in a word, in the order in which an octet's codes become pairs.
+__device__ __forceinline__ void order_octet(uint (&pairs)[4], const uint (&word)[4])
+{
+    #pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        int low = place_in_octet(pair * 2), high = place_in_octet(pair * 2 + 1);
+        int select = (low % 2 ? 0x32 : 0x10) | (high % 2 ? 0x7600 : 0x5400);
+        pairs[pair] = __byte_perm(word[low / 2], word[high / 2], select);
+    }
+}
+
 // The codebook of four bits as planes of bytes, for look-ups by byte permutations.
 struct Codebook {
 #if CODEBOOK

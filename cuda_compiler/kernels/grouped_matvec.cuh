@@ -204,12 +204,7 @@ struct Columns {
                 word[index] = part[index];
             }
         }
-        #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            int low = place_in_octet(pair * 2), high = place_in_octet(pair * 2 + 1);
-            int select = (low % 2 ? 0x32 : 0x10) | (high % 2 ? 0x7600 : 0x5400);
-            pairs[pair] = __byte_perm(word[low / 2], word[high / 2], select);
-        }
+        order_octet(pairs, word);
 #endif
     }
 };
