@@ -55,7 +55,7 @@ WARPS = 8
 CLUSTER = 8
 """Blocks of a cluster, at the most."""
 
-_MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
+_MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys and bytes decide
 _MAX_TILES = 8192  # that a block lists
 
 DECODE_MACROS = (
@@ -169,7 +169,7 @@ def are_fresh_rows(produced: Group, tensor: TracedTensor) -> bool:
 
 def _parts(problem: Attention) -> list[int]:
     """How many groups the query heads of a head of keys may make, so that each has few rows, the fewest first."""
-    counts = range(1, problem.shared + 1 if problem.rows <= _MAX_PARTED_ROWS else 2)
+    counts = range(1, problem.shared + 1)
     return [n for n in counts if problem.shared % n == 0 and problem.shared // n * problem.rows <= MAX_ROWS]
 
 
@@ -288,7 +288,10 @@ def divide(problem: Attention, block: int, device: DeviceModel, parted: bool = T
         return None
     costs, held, pieces = _Costs.of(device), cluster_cores(device)[CLUSTER], tiles * block // PIECE
     parts, groups = fitting[0], problem.batch * problem.groups
-    if parted and pieces <= costs.depth * CLUSTER * WARPS:  # latency, not bytes, is what such a launch takes
+    is_short = pieces <= costs.depth * CLUSTER * WARPS  # latency, not bytes, is what such a launch takes
+    if parts > 1 and problem.rows > _MAX_PARTED_ROWS and not is_short:
+        return None
+    if parted and is_short:
         shorter = (n for n in fitting if problem.shared // n * problem.rows <= SET and groups * n * CLUSTER <= held)
         parts = next(shorter, parts)
     rows = problem.shared // parts * problem.rows

@@ -5,7 +5,12 @@ constexpr int OCTETS = UNIT / 32, BUNDLE_CODES = 4 * UNIT; // an octet of codes 
 constexpr int STAGED_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER, STAGED_UNITS = 4 * STAGED_BUNDLES;
 constexpr int VECTOR_ROW = STAGED_UNITS * UNIT + (BITS == 4 ? 32 : 16); // neighbours begin in other banks
 constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES;
-constexpr int SPLIT = BLOCK_WARPS < VECTORS ? 1 : BLOCK_WARPS / VECTORS; // warps that make a vector ready
+
+// Warps that make a vector ready. Where those that make none ask for codes ahead, half of all are left to do so, but for
+// two that each vector has if one warp is left.
+constexpr bool SOME_ASK = PROLOGUE == 2 && STAGES > 1 && !PACED;
+constexpr int HALF = BLOCK_WARPS / 2 / VECTORS, TWO = (BLOCK_WARPS - 1) / VECTORS < 2 ? (BLOCK_WARPS - 1) / VECTORS : 2;
+constexpr int MAKING = !SOME_ASK ? BLOCK_WARPS / VECTORS : HALF > TWO ? HALF : TWO, SPLIT = MAKING > 1 ? MAKING : 1;
 static_assert(!PROLOGUE || CLUSTER == 1, "blocks compute whole vectors");
 
 typedef float Sums[GROUPS_OF_COLUMNS][4]; // in the register layout of mma.m16n8k16

@@ -21,7 +21,6 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
     """What decides how threads share the work.
 
     Attributes:
-        least_rows, most_rows: Of the vectors, where this is the quickest kernel.
         warps: Of a block, by the bits of a code, up to which more warps share k than make the vectors ready.
         stages: Steps that a warp has on their way at the most: of more, the first comes later.
         shared_bytes: Of a block at the most.
@@ -29,8 +28,6 @@ class FewCodesCosts(FamilyConstants, family="few_codes"):
             bytes that it loads meanwhile.
     """
 
-    least_rows: int
-    most_rows: int
     warps: Mapping[int, int]
     stages: int
     shared_bytes: int
@@ -133,7 +130,7 @@ class FewCodes:
 
 
 def few_codes_sizes(work: Work, values: int, device: DeviceModel) -> FewCodes | None:
-    """The sizes of which the busiest block loads the fewest bytes; None where nothing fits, or others are quicker.
+    """The sizes of which the busiest block loads the fewest bytes; None where nothing fits.
 
     Args:
         work: What threads share.
@@ -141,8 +138,6 @@ def few_codes_sizes(work: Work, values: int, device: DeviceModel) -> FewCodes | 
         device: The device.
     """
     costs = FewCodesCosts.of(device)
-    if not costs.least_rows <= work.rows <= costs.most_rows:
-        return None
 
     def cost(sizes: FewCodes) -> tuple[int, int]:
         found = sizes.block_bytes(work, device) + (costs.cluster * sizes.cluster if sizes.cluster > 1 else 0)

@@ -53,7 +53,7 @@ def loads_rows(group: Group, position: int, operand: Operand, device: DeviceMode
     if not isinstance(problem, Product) or position != 0 or not isinstance(operand, Computed) or not operand.is_of_rows:
         return False
     found = problem.with_operand(position, operand)
-    if loads_rows_beside_codes(found):
+    if loads_rows_beside_codes(found, device):
         return True
     ranked, work = ranked_few_rows(found, device), work_of(found)
     if not ranked or work is None or not offers(device, CLUSTERS):

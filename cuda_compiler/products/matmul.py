@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -13,7 +14,7 @@ from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes
 from cuda_compiler.products.codes import CODE_MACROS, code_function
 from cuda_compiler.products.few_codes import few_codes_options
 from cuda_compiler.products.few_rows import few_rows_options, is_quicker
-from cuda_compiler.products.grouped_matvec import MAX_ROWS, lower_grouped_vectors
+from cuda_compiler.products.grouped_matvec import MAX_ROWS, computes_rows, lower_grouped_vectors
 from cuda_compiler.products.integer_rows import integer_rows_options
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.packed import packed_options
@@ -89,7 +90,7 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         return choice_of(_any_rows(found, around))
     rows = found.a.operand
     if isinstance(rows, Computed):  # other launches read rows from memory
-        stored, ahead = found.with_operand(0, rows.in_memory), lower_rows(rows.made, lowering)
+        stored, ahead = _with_rows_in_memory(found, rows, around)
         others = _any_rows(stored, around.of_problem(stored))
         return choice_of([*few, *(replace(option, calls=(*ahead, *option.calls)) for option in others)])
     others = _any_rows(found, around)
@@ -107,8 +108,8 @@ def _any_rows(found: Product, around: AnchoredGroup) -> list[CallOption]:
         return _byte_options(found, kind, around)
     if isinstance(found.b.operand, GroupedCodes):
         if found.m <= MAX_ROWS:
-            others = CallOption("", (lower_grouped_vectors(found, around),))
-            return [*integer_rows_options(found, around), *few_codes_options(found, around), others]
+            quicker = [*integer_rows_options(found, around), *few_codes_options(found, around)]
+            return [*quicker, _for_all_codes(found, around)]
         return packed_options(found, around, _options)
     vectors = as_vectors(found, around.group)
     if vectors is not None:
@@ -118,6 +119,20 @@ def _any_rows(found: Product, around: AnchoredGroup) -> list[CallOption]:
     if not fits_tiles(found):
         return [CallOption("", (_lower_plain(found, around),))]
     return _options(found, around)
+
+
+def _for_all_codes(found: Product, around: AnchoredGroup) -> CallOption:
+    """The launch of a few rows for any device and all codes."""
+    rows = found.a.operand
+    if not isinstance(rows, Computed) or computes_rows(found):
+        return CallOption("", (lower_grouped_vectors(found, around),))
+    stored, ahead = _with_rows_in_memory(found, rows, around)
+    return CallOption("", (*ahead, lower_grouped_vectors(stored, around.of_problem(stored))))
+
+
+def _with_rows_in_memory(found: Product, rows: Computed, around: AnchoredGroup) -> tuple[Product, Sequence[KernelCall]]:
+    """The product for launches that read its rows from memory, and the launches that compute them ahead."""
+    return found.with_operand(0, rows.in_memory), lower_rows(rows.made, around.lowering)
 
 
 def _options(found: Product, around: AnchoredGroup) -> list[CallOption]:

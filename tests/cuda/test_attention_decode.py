@@ -196,6 +196,8 @@ def check_results(
         (Sizes(333, mask="none"), [0, 332]),
         (Sizes(5000, groups=1, shared=5, mask="none"), [4999]),
         (Sizes(2048, rows=8), [0, 5, 60, 128, 1000, 2040]),
+        (Sizes(2048, rows=16), [0, 60, 128, 2032]),
+        (Sizes(300, size=64, groups=3, shared=4, rows=9, mask="numbers"), [0, 9, 291]),
         (Sizes(700, rows=3, batch=2), [0, 62, 697]),
         (Sizes(300, size=64, groups=3, shared=4, rows=7, mask="numbers"), [0, 9, 293]),
         (Sizes(9000, size=32, groups=1, shared=2, rows=8, wide=4), [0, 4095, 8990]),
@@ -214,6 +216,8 @@ def test_equals_torch(sizes: Sizes, positions: list[int], dtype: torch.dtype, de
         (Sizes(128, size=64, rows=8), [0, 13, 120], 8),
         (Sizes(100, size=32, groups=1, shared=4, rows=3, batch=2), [0, 62, 97], 6),
         (Sizes(128, size=32, shared=12, mask="numbers"), [15, 127], 6),
+        (Sizes(128, size=64, groups=1, shared=3, rows=9), [0, 60, 119], 9),
+        (Sizes(100, size=32, groups=1, shared=2, rows=16, batch=2), [0, 40, 84], 16),
     ],
     ids=str,
 )
@@ -376,7 +380,11 @@ def test_a_step_is_one_launch_behind_the_states_of_its_mask() -> None:
     assert [len(option.calls) for option in choice.options] == [1, 2]
 
 
-@pytest.mark.parametrize("sizes", [Sizes(300, rows=9), Sizes(300, size=60)], ids=["many rows", "odd size"])
+@pytest.mark.parametrize(
+    "sizes",
+    [Sizes(2100, rows=9), Sizes(300, size=60)],
+    ids=["many rows of a long cache", "odd size"],
+)
 def test_what_does_not_suit_runs_everywhere(sizes: Sizes) -> None:
     assert not any(isinstance(step, CallChoice) for step in compiled(sizes, torch.float16).main.steps)
 

@@ -35,7 +35,8 @@ def asked_for(text: str) -> list[str]:
         (Case(n=2048, zeros=True, behind="norm ahead"), "integer_rows", 2),
         (Case(n=2048, zeros=True, behind="layer norm ahead"), "integer_rows", 2),
         (Case(m=8, n=2048, zeros=True, behind="norm ahead"), "few_codes", 1),
-        (Case(m=2, n=2048, zeros=True, behind="norm ahead"), "grouped_matvec", 1),
+        (Case(m=2, n=2048, zeros=True, behind="norm ahead"), "few_codes", 1),
+        (Case(m=2, n=2048, bits=6, group=128, zero=32, behind="norm ahead"), "grouped_matvec", 1),
     ],
     ids=str,
 )

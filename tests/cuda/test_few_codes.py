@@ -78,11 +78,21 @@ FORCED: list[tuple[Case, torch.dtype, FewCodes]] = [
     (Case(m=11, n=48, k=1024, zeros=True, behind="residual"), BFLOAT, FewCodes(2, 3, 2, in_place=True)),
     (Case(m=8, n=64, k=1536, zeros=True, behind="residual"), BFLOAT, FewCodes(4, 3, 2)),
     (Case(m=6, n=32, k=768, zeros=True, behind="layer norm ahead"), BFLOAT, FewCodes(1, 2, 2)),
+    (Case(m=2, n=160, k=1536, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(9, 2, 2)),
+    (Case(m=4, n=80, k=1280, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(5, 4, 2)),
+    (Case(m=9, n=80, k=1280, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(5, 4, 2)),
+    (Case(m=16, n=160, k=1536, zeros=True, behind="norm ahead"), BFLOAT, FewCodes(9, 2, 2)),
+    (Case(m=12, n=64, k=1280, bits=8, kind=torch.int8, group=1280, behind="norm ahead"), BFLOAT, FewCodes(4, 2, 1)),
+    (
+        Case(m=10, n=80, k=1536, bits=8, kind=torch.int8, group=1536, behind="norm ahead"),
+        BFLOAT,
+        FewCodes(5, 1, 2, in_place=True),
+    ),
 ]
 """Among them tiles in turns, teams without one, rows that end within a step, shares of several sizes, clusters, blocks
 of few warps and of many, norms whose rows wait for their factors and others, rows that end among loads, warps that have
-codes to ask for ahead of vectors or behind them, with a part of the vectors and without, parts where codes were, and
-vectors that sets of warps share, or all in turns.
+codes to ask for ahead of vectors or behind them, with a part of the vectors and without, parts where codes were,
+vectors that sets of warps share, or all in turns, and norms of which half of the warps make the rows, or all of them.
 """
 
 
@@ -222,18 +232,47 @@ TAKEN = Case(m=8, n=4096, k=1024, zeros=True)
 
 
 def test_older_devices_have_another_kernel() -> None:
-    plan = TAKEN.program(BFLOAT).main
+    assert entries_of(TAKEN) == [(CLUSTERS, "few_codes"), ("", "grouped_matvec")]
+
+
+def entries_of(case: Case) -> list[tuple[str, str]]:
+    """What each launch of a product, of one step, requires, and its kernel."""
+    plan = case.program(BFLOAT).main
     (step,) = plan.steps
     calls = [(option.requires, call) for option in options_of(step) for call in option.calls]
-    found = [(requires, plan.kernels[call.kernel].entry) for requires, call in calls if isinstance(call, KernelCall)]
-    assert found == [(CLUSTERS, "few_codes"), ("", "grouped_matvec")]
+    return [(requires, plan.kernels[call.kernel].entry) for requires, call in calls if isinstance(call, KernelCall)]
+
+
+@pytest.mark.parametrize("rows", [2, 4, 9, 16])
+def test_two_to_sixteen_rows_are_taken(rows: int) -> None:
+    assert entries_of(replace(TAKEN, m=rows)) == [(CLUSTERS, "few_codes"), ("", "grouped_matvec")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "others"),
+    [
+        (8, 1024, ["grouped_matvec"]),
+        (9, 1024, ["rows", "grouped_matvec"]),
+        (16, 1536, ["rows", "grouped_matvec"]),
+        (8, 3072, ["rows", "grouped_matvec"]),
+    ],
+)
+def test_blocks_compute_rows_that_others_read_from_memory(rows: int, k: int, others: list[str]) -> None:
+    """The kernel for all codes does so where it has no room for them."""
+    found = entries_of(Case(m=rows, n=2048, k=k, zeros=True, behind="norm ahead"))
+    assert found == [(CLUSTERS, "few_codes"), *(("", entry) for entry in others)]
+
+
+@pytest.mark.parametrize(("rows", "k"), [(16, 1792), (8, 3584)])
+def test_many_long_rows_have_a_launch_of_their_own(rows: int, k: int) -> None:
+    """Each block would compute for longer than that takes."""
+    plan = Case(m=rows, n=2048, k=k, zeros=True, behind="norm ahead").program(BFLOAT).main
+    assert [plan.kernels[call.kernel].entry for call in plan.calls] == ["rows", "few_codes"]
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        replace(TAKEN, m=4),
-        replace(TAKEN, m=9),
         replace(TAKEN, n=4104),
         replace(TAKEN, k=1000, group=1000),
         replace(TAKEN, group=256),

@@ -155,7 +155,6 @@ def test_older_devices_have_another_kernel() -> None:
     "case",
     [
         replace(TAKEN, kind=torch.float8_e4m3fn),
-        replace(TAKEN, m=2),
         replace(TAKEN, n=72),
         replace(TAKEN, k=1000, group=1000),
         replace(TAKEN, group=256),
