@@ -6,11 +6,16 @@ constexpr int STAGED_BUNDLES = (BUNDLES + CLUSTER - 1) / CLUSTER, STAGED_UNITS =
 constexpr int VECTOR_ROW = STAGED_UNITS * UNIT + (BITS == 4 ? 32 : 16); // neighbours begin in other banks
 constexpr int VECTORS_AT = BLOCK_WARPS * STAGES * STAGE_BYTES;
 
-// Warps that make a vector ready. Where those that make none ask for codes ahead, half of all are left to do so, but for
-// two that each vector has if one warp is left.
-constexpr bool SOME_ASK = PROLOGUE == 2 && STAGES > 1 && !PACED;
-constexpr int HALF = BLOCK_WARPS / 2 / VECTORS, TWO = (BLOCK_WARPS - 1) / VECTORS < 2 ? (BLOCK_WARPS - 1) / VECTORS : 2;
-constexpr int MAKING = !SOME_ASK ? BLOCK_WARPS / VECTORS : HALF > TWO ? HALF : TWO, SPLIT = MAKING > 1 ? MAKING : 1;
+// Warps that make a vector ready: as many as there are. Where only those that make none ask for codes ahead, these are
+// half of all, or fewer, but one at the least, where vectors would not have two warps each.
+constexpr int warps_of_a_vector()
+{
+    bool some_ask = PROLOGUE == 2 && STAGES > 1 && !PACED;
+    int all = BLOCK_WARPS / VECTORS, half = BLOCK_WARPS / 2 / VECTORS, most = (BLOCK_WARPS - 1) / VECTORS;
+    int two = most < 2 ? most : 2, found = !some_ask ? all : half > two ? half : two;
+    return found > 1 ? found : 1;
+}
+constexpr int SPLIT = warps_of_a_vector();
 static_assert(!PROLOGUE || CLUSTER == 1, "blocks compute whole vectors");
 
 typedef float Sums[GROUPS_OF_COLUMNS][4]; // in the register layout of mma.m16n8k16
