@@ -10,7 +10,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["BUNDLE", "TILE", "CodedTiles", "group_of", "unit_of"]
+__all__ = ["BUNDLE", "TILE", "CodedTiles", "are_constant", "group_of", "unit_of"]
 
 TILE = 16
 """Rows of the matrix that a warp has at a time."""
@@ -63,16 +63,18 @@ def group_of(found: Product, codes: GroupedCodes) -> int:
     return 0 if codes.group >= found.k else codes.group
 
 
-def unit_of(found: Product, codes: GroupedCodes, lowering: Lowering, units: tuple[int, ...]) -> int | None:
+def unit_of(found: Product, codes: GroupedCodes, units: tuple[int, ...]) -> int | None:
     """The first of some units that divides rows and groups; None where the product is not one for such tiles.
 
-    The codes must be constant, and the vectors computed or in whole chunks.
+    The vectors must be computed or in whole chunks.
     """
     vector, group = found.a, group_of(found, codes)
-    if found.batches != 1 or found.n % TILE:
-        return None
     is_plain = type(vector.operand) is Operand and vector.has_chunks(CHUNK, found.k, True)
-    constant = all(lowering.tensors[index].source is None for index in codes.reads())
-    if not constant or not (isinstance(vector.operand, Computed) or is_plain):
+    if found.batches != 1 or found.n % TILE or not (isinstance(vector.operand, Computed) or is_plain):
         return None
     return next((unit for unit in units if not found.k % (BUNDLE * unit) and group % unit == 0), None)
+
+
+def are_constant(codes: GroupedCodes, lowering: Lowering) -> bool:
+    """Whether no kernel writes codes or what belongs to them, so that they may be read ahead of a wait."""
+    return all(lowering.tensors[index].source is None for index in codes.reads())

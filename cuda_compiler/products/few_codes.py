@@ -12,9 +12,9 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.launches_ahead import Ahead, alone_bytes, launches_ahead, leave_room
-from cuda_compiler.products.coded_tiles import BUNDLE, TILE, group_of, unit_of
+from cuda_compiler.products.coded_tiles import BUNDLE, TILE, are_constant, group_of, unit_of
 from cuda_compiler.products.few_codes_sizes import FewCodes, Work, few_codes_sizes, held_beside
-from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_macros, suits_codes
+from cuda_compiler.products.grouped_matvec import MAX_ROWS, computes_rows, part_macros, suits_codes
 from cuda_compiler.products.vectors import VECTOR_MACROS, octets_of, vectors_of
 from npu_compiler.artifact.plan import CallOption
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8
@@ -24,12 +24,13 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
-__all__ = ["FEW_CODES", "few_codes_options"]
+__all__ = ["FEW_CODES", "few_codes_options", "loads_rows_beside_codes"]
 
 
 _GROUPS, _UNITS = (32, 64, 128), (64, 32)
 _ALIGNED = 16  # bytes of a copy
 _COPIED = (4, 8, 16)  # bytes that are copied of a bundle's scales
+_MAX_COMPUTED = 24 * 1024  # numbers of rows, beyond which blocks compute them for longer than a launch of its own takes
 _SPREAD = 4  # blocks of a cluster whose blocks need nothing of each other
 _TOLD = "scale_t zero_t codebook_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO"
 
@@ -49,6 +50,18 @@ FEW_CODES = KernelTemplate(
     ),
     computed="vector",
 )
+
+
+def loads_rows_beside_codes(found: Product, device: DeviceModel) -> bool:
+    """Whether each block of a kernel for a few rows can compute those that meet codes, as of a norm.
+
+    Where the kernel for all codes cannot, it reads them from memory, beside this one.
+    """
+    codes = found.b.operand
+    if found.m == 1 or not isinstance(codes, GroupedCodes):
+        return False
+    few = found.m * found.k <= _MAX_COMPUTED and found.a.dtype == BFLOAT16 and offers(device, CLUSTERS)
+    return computes_rows(found) or (few and _unit(found, codes) is not None)
 
 
 def few_codes_options(found: Product, around: AnchoredGroup) -> list[CallOption]:
@@ -135,11 +148,8 @@ def _places(
 
 def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:
     """A product as the kernel sees it; None where it does not suit."""
-    group = group_of(found, codes)
-    if not 1 < found.m <= MAX_ROWS or not suits_codes(codes):
-        return None
-    unit = unit_of(found, codes, lowering, _UNITS)
-    if unit is None or not _lies_in_rows(found, codes, group, unit):
+    unit, group = _unit(found, codes), group_of(found, codes)
+    if unit is None or found.m == 1 or not are_constant(codes, lowering):
         return None
     return Work(
         rows=found.m,
@@ -152,6 +162,14 @@ def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | 
         zero_bits=0 if codes.zeros is None else codes.zero_bits,
         is_computed=isinstance(found.a.operand, Computed),
     )
+
+
+def _unit(found: Product, codes: GroupedCodes) -> int | None:
+    """Codes of a unit of the kernel; None where it does not take them."""
+    if found.m > MAX_ROWS or not suits_codes(codes):
+        return None
+    unit = unit_of(found, codes, _UNITS)
+    return unit if unit is not None and _lies_in_rows(found, codes, group_of(found, codes), unit) else None
 
 
 def _lies_in_rows(found: Product, codes: GroupedCodes, group: int, unit: int) -> bool:

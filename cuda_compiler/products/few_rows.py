@@ -15,8 +15,8 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import CHUNK
+from cuda_compiler.products.few_codes import loads_rows_beside_codes
 from cuda_compiler.products.few_rows_sizes import WARPS, FewRows, FewRowsCosts, Work, few_rows_candidates
-from cuda_compiler.products.grouped_matvec import loads_rows_beside_codes
 from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from math import gcd
 
 from cuda_compiler.anchors import AnchoredGroup
-from cuda_compiler.artifact.vocabulary import CLUSTERS
-from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.products.codes import number_macros
@@ -26,12 +24,11 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["GROUPED_MATVEC", "MAX_ROWS", "PART_INPUTS", "PART_MACROS", "loads_grouped_codes", "lower_grouped_vectors"]
-__all__ += ["computes_rows", "loads_rows_beside_codes", "part_inputs", "part_macros", "part_rows", "suits_codes"]
+__all__ += ["computes_rows", "part_inputs", "part_macros", "part_rows", "suits_codes"]
 
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
-_MAX_COMPUTED_ROWS = 8  # by blocks of this kernel
-_MAX_COMPUTED = 24 * 1024  # numbers of rows, beyond which blocks compute them for longer than a launch of its own takes
+_MAX_COMPUTED_ROWS = 8  # beyond which every block would compute for longer than a launch of its own takes
 _SHARED_BYTES = 64 * 1024  # of a block, which every device has
 _PART_ROW, _COLUMNS = 20, 8
 _WIDE_DEPTH = 5  # beyond which registers do not hold the spans beside the sums of more than eight columns
@@ -148,25 +145,10 @@ def loads_grouped_codes(group: Group, position: int, operand: Operand) -> bool:
     return few and vector_fits and suits_codes(operand) and _geometry(found, operand) is not None
 
 
-def loads_rows_beside_codes(found: Product, device: DeviceModel) -> bool:
-    """Whether each block of a kernel for a few rows can compute those that meet codes, as of a norm.
-
-    That is this kernel, or else the one that brings codes through shared memory, beside which this one reads them.
-    """
-    codes, rows = found.b.operand, found.a.operand
-    few = 1 < found.m <= MAX_ROWS and found.m * found.k <= _MAX_COMPUTED
-    if not (few and isinstance(codes, GroupedCodes) and suits_codes(codes)):
-        return False
-    if computes_rows(found):
-        return True
-    stored = found.with_operand(0, rows.in_memory) if isinstance(rows, Computed) else found
-    return offers(device, CLUSTERS) and found.a.dtype == BFLOAT16 and _geometry(stored, codes) is not None
-
-
 def computes_rows(found: Product) -> bool:
-    """Whether each block of this kernel can compute the rows that meet codes."""
-    codes = found.b.operand
-    return found.m <= _MAX_COMPUTED_ROWS and isinstance(codes, GroupedCodes) and _geometry(found, codes) is not None
+    """Whether each block of the kernel can compute the rows that meet codes, those of a norm say."""
+    codes, few = found.b.operand, found.m <= _MAX_COMPUTED_ROWS
+    return few and isinstance(codes, GroupedCodes) and suits_codes(codes) and _geometry(found, codes) is not None
 
 
 def suits_codes(codes: GroupedCodes) -> bool:

@@ -9,7 +9,7 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.launches_ahead import launches_ahead, leave_room, paced_blocks, spread_bytes
-from cuda_compiler.products.coded_tiles import TILE, group_of, unit_of
+from cuda_compiler.products.coded_tiles import TILE, are_constant, group_of, unit_of
 from cuda_compiler.products.integer_rows_sizes import Work, integer_rows_sizes
 from cuda_compiler.products.vectors import VECTOR_MACROS, octets_of, vectors_of
 from npu_compiler.artifact.plan import CallOption
@@ -98,7 +98,7 @@ def integer_rows_options(found: Product, around: AnchoredGroup) -> list[CallOpti
 def _work_of(found: Product, codes: GroupedCodes, lowering: Lowering) -> Work | None:
     """A product as the kernel sees it; None where it does not suit."""
     vector, group = found.a, group_of(found, codes)
-    unit = unit_of(found, codes, lowering, _UNITS) if found.m == 1 else None
+    unit = unit_of(found, codes, _UNITS) if found.m == 1 and are_constant(codes, lowering) else None
     if unit is None or not _suits(found, codes, group):
         return None
     return Work(

@@ -263,11 +263,20 @@ def test_blocks_compute_rows_that_others_read_from_memory(rows: int, k: int, oth
     assert found == [(CLUSTERS, "few_codes"), *(("", entry) for entry in others)]
 
 
-@pytest.mark.parametrize(("rows", "k"), [(16, 1792), (8, 3584)])
-def test_many_long_rows_have_a_launch_of_their_own(rows: int, k: int) -> None:
-    """Each block would compute for longer than that takes."""
-    plan = Case(m=rows, n=2048, k=k, zeros=True, behind="norm ahead").program(BFLOAT).main
-    assert [plan.kernels[call.kernel].entry for call in plan.calls] == ["rows", "few_codes"]
+@pytest.mark.parametrize(
+    ("case", "entry"),
+    [
+        (Case(m=16, n=2048, k=1792, zeros=True), "few_codes"),
+        (Case(m=8, n=2048, k=3584, zeros=True), "few_codes"),
+        (Case(m=9, n=2048, k=1024, bits=6, group=128, zero=32), "grouped_matvec"),
+    ],
+    ids=str,
+)
+def test_many_rows_have_a_launch_of_their_own(case: Case, entry: str) -> None:
+    """Where each block would compute for longer than that takes, or the kernel for all codes is alone."""
+    plan = replace(case, behind="norm ahead").program(BFLOAT).main
+    assert [plan.kernels[call.kernel].entry for call in plan.calls if isinstance(call, KernelCall)] == ["rows", entry]
+    assert len(plan.steps) == 2
 
 
 @pytest.mark.parametrize(
