@@ -264,17 +264,19 @@ def test_blocks_compute_rows_that_others_read_from_memory(rows: int, k: int, oth
 
 
 @pytest.mark.parametrize(
-    ("case", "entry"),
+    ("case", "dtype", "device", "entry"),
     [
-        (Case(m=16, n=2048, k=1792, zeros=True), "few_codes"),
-        (Case(m=8, n=2048, k=3584, zeros=True), "few_codes"),
-        (Case(m=9, n=2048, k=1024, bits=6, group=128, zero=32), "grouped_matvec"),
+        (Case(m=16, n=2048, k=1792, zeros=True), BFLOAT, None, "few_codes"),
+        (Case(m=8, n=2048, k=3584, zeros=True), BFLOAT, None, "few_codes"),
+        (Case(m=9, n=2048, k=1024, bits=6, group=128, zero=32), BFLOAT, None, "grouped_matvec"),
+        (Case(m=9, n=2048, k=1024, zeros=True), HALF, None, "few_codes"),
+        (Case(m=9, n=2048, k=1024, zeros=True), BFLOAT, "sm_80", "grouped_matvec"),
     ],
     ids=str,
 )
-def test_many_rows_have_a_launch_of_their_own(case: Case, entry: str) -> None:
+def test_many_rows_have_a_launch_of_their_own(case: Case, dtype: torch.dtype, device: str | None, entry: str) -> None:
     """Where each block would compute for longer than that takes, or the kernel for all codes is alone."""
-    plan = replace(case, behind="norm ahead").program(BFLOAT).main
+    plan = replace(case, behind="norm ahead").program(dtype, device).main
     assert [plan.kernels[call.kernel].entry for call in plan.calls if isinstance(call, KernelCall)] == ["rows", entry]
     assert len(plan.steps) == 2
 

@@ -71,7 +71,7 @@ class Case:
     def options(self) -> tuple[int, int, int, int, int]:
         return self.bits, self.k, self.group, self.rows, self.zero
 
-    def program(self, dtype: torch.dtype) -> CompiledProgram:
+    def program(self, dtype: torch.dtype, device: str | None = None) -> CompiledProgram:
         builder = IRBuilder()
         parts = {name: builder.weight(name, part.shape, part.dtype) for name, part in self.parts(dtype).items()}
         x = builder.input("x", (self.m, self.k), dtype)
@@ -92,7 +92,7 @@ class Case:
         if self.behind == "gated":
             even, odd = (builder.call("aten.slice.Tensor", result, -1, side, self.n, 2) for side in (0, 1))
             result = builder.call("aten.mul.Tensor", builder.call("aten.silu.default", even), odd)
-        return npu_compiler.compile(builder.build(result), "cuda", str(dtype).removeprefix("torch."))
+        return npu_compiler.compile(builder.build(result), "cuda", str(dtype).removeprefix("torch."), device=device)
 
     def exact(self, parts: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, norm: torch.Tensor) -> Any:
         given: list[Any] = [parts.get(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
