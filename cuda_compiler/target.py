@@ -18,9 +18,8 @@ from cuda_compiler.images.image_packing import filter_layout
 from cuda_compiler.images.pooled_windows import loads_produced
 from cuda_compiler.products.bulk import loads_unscaled
 from cuda_compiler.products.byte_products import loads_bytes
-from cuda_compiler.products.few_rows import loads_rows
 from cuda_compiler.products.grouped_matvec import loads_grouped_codes
-from cuda_compiler.products.matmul import loads_codes
+from cuda_compiler.products.matmul import loads_codes, loads_rows
 from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.products.packed import loads_packed
 from cuda_compiler.rows import lower_map

@@ -24,7 +24,7 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
-__all__ = ["FEW_CODES", "few_codes_options", "loads_rows_beside_codes"]
+__all__ = ["FEW_CODES", "computes_beside_codes", "few_codes_options"]
 
 
 _GROUPS, _UNITS = (32, 64, 128), (64, 32)
@@ -52,7 +52,7 @@ FEW_CODES = KernelTemplate(
 )
 
 
-def loads_rows_beside_codes(found: Product, device: DeviceModel) -> bool:
+def computes_beside_codes(found: Product, device: DeviceModel) -> bool:
     """Whether each block of a kernel for a few rows can compute those that meet codes, as of a norm.
 
     Where the kernel for all codes cannot, it reads them from memory, beside this one.

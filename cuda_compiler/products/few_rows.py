@@ -15,20 +15,18 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import CHUNK
-from cuda_compiler.products.few_codes import loads_rows_beside_codes
 from cuda_compiler.products.few_rows_sizes import WARPS, FewRows, FewRowsCosts, Work, few_rows_candidates
 from cuda_compiler.products.vectors import VECTOR_MACROS, vectors_of
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.candidates import Candidate, Kept, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
-from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.templates import KernelTemplate
 
-__all__ = ["FEW_ROWS", "few_rows_options", "is_quicker", "loads_rows"]
+__all__ = ["FEW_ROWS", "computes_few_rows", "few_rows_options", "is_quicker"]
 
 _MAX_ROWS, _MAX_COMPUTED = 16, 8  # vectors, and those that each block computes
 _THREADS = 32 * WARPS
@@ -47,14 +45,8 @@ FEW_ROWS = KernelTemplate(
 )
 
 
-def loads_rows(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
-    """Whether an operand is rows of a product, those of a norm say, that each block of its kernel can compute."""
-    problem = group.problem
-    if not isinstance(problem, Product) or position != 0 or not isinstance(operand, Computed) or not operand.is_of_rows:
-        return False
-    found = problem.with_operand(position, operand)
-    if loads_rows_beside_codes(found, device):
-        return True
+def computes_few_rows(found: Product, device: DeviceModel) -> bool:
+    """Whether each block of the kernel can compute the rows, those of a norm say."""
     ranked, work = ranked_few_rows(found, device), work_of(found)
     if not ranked or work is None or not offers(device, CLUSTERS):
         return False

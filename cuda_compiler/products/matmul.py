@@ -12,8 +12,8 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.products.bulk import bulk_options, lower_bulk, suits_bulk
 from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes_of, in_pairs
 from cuda_compiler.products.codes import CODE_MACROS, code_function
-from cuda_compiler.products.few_codes import few_codes_options
-from cuda_compiler.products.few_rows import few_rows_options, is_quicker
+from cuda_compiler.products.few_codes import computes_beside_codes, few_codes_options
+from cuda_compiler.products.few_rows import computes_few_rows, few_rows_options, is_quicker
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, computes_rows, lower_grouped_vectors
 from cuda_compiler.products.integer_rows import integer_rows_options
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
@@ -42,7 +42,7 @@ from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.expr import Call, Load
 
-__all__ = ["MATMUL", "MATMUL_PLAIN", "loads_codes", "lower_matmul"]
+__all__ = ["MATMUL", "MATMUL_PLAIN", "loads_codes", "loads_rows", "lower_matmul"]
 
 _PARAMS = "int m, n, k, a_row, a_k, b_col, b_k, tiles_m, tiles_n"
 MATMUL = KernelTemplate(
@@ -75,6 +75,15 @@ def loads_codes(group: Group, position: int, operand: Operand) -> bool:
         return False
     vectors = as_vectors(problem.with_operand(position, operand), group)
     return position == 1 or (vectors is not None and not vectors.by_row)
+
+
+def loads_rows(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
+    """Whether an operand is rows of a product, those of a norm say, that each block of its kernel can compute."""
+    problem = group.problem
+    if not isinstance(problem, Product) or position != 0 or not isinstance(operand, Computed) or not operand.is_of_rows:
+        return False
+    found = problem.with_operand(position, operand)
+    return computes_beside_codes(found, device) or computes_few_rows(found, device)
 
 
 @lowering_of(Product)
