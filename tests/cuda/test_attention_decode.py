@@ -389,6 +389,11 @@ def test_what_does_not_suit_runs_everywhere(sizes: Sizes) -> None:
     assert not any(isinstance(step, CallChoice) for step in compiled(sizes, torch.float16).main.steps)
 
 
+@pytest.mark.parametrize(("sizes", "groups"), [(Sizes(2100, rows=8), 6), (Sizes(2048, rows=16), 12)], ids=str)
+def test_more_rows_are_taken_over_short_caches_than_over_long_ones(sizes: Sizes, groups: int) -> None:
+    assert launch_of(on_host(sizes)).grid[2] == groups
+
+
 @pytest.mark.parametrize("mask", ["boolean", "numbers", "none"])
 @pytest.mark.parametrize(
     "sizes", [Sizes(9000), Sizes(700, 64, 2, 4, 3, 2), Sizes(300, 80, 4, 7), Sizes(2048, rows=8)], ids=str

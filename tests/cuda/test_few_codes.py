@@ -264,7 +264,7 @@ def test_blocks_compute_rows_that_others_read_from_memory(rows: int, k: int, oth
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "device", "entry"),
+    ("case", "dtype", "built_for", "entry"),
     [
         (Case(m=16, n=2048, k=1792, zeros=True), BFLOAT, None, "few_codes"),
         (Case(m=8, n=2048, k=3584, zeros=True), BFLOAT, None, "few_codes"),
@@ -274,9 +274,11 @@ def test_blocks_compute_rows_that_others_read_from_memory(rows: int, k: int, oth
     ],
     ids=str,
 )
-def test_many_rows_have_a_launch_of_their_own(case: Case, dtype: torch.dtype, device: str | None, entry: str) -> None:
+def test_many_rows_have_a_launch_of_their_own(
+    case: Case, dtype: torch.dtype, built_for: str | None, entry: str
+) -> None:
     """Where each block would compute for longer than that takes, or the kernel for all codes is alone."""
-    plan = replace(case, behind="norm ahead").program(dtype, device).main
+    plan = replace(case, behind="norm ahead").program(dtype, built_for).main
     assert [plan.kernels[call.kernel].entry for call in plan.calls if isinstance(call, KernelCall)] == ["rows", entry]
     assert len(plan.steps) == 2
 
