@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import npu_compiler
 from cuda_compiler import octets
 from cuda_compiler.artifact.extensions import cluster_of, is_beside
 from cuda_compiler.artifact.vocabulary import CLUSTERS
@@ -27,6 +28,7 @@ from tests.cuda.kernels import check_compile, launches_told
 from tests.cuda.test_grouped_matvec import Case, errors, inputs_of
 from tests.cuda.test_integer_rows import errors_on_host, launch_of
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
+from tests.support.ir_builder import IRBuilder
 
 BFLOAT, HALF = torch.bfloat16, torch.float16
 H200 = DEVICES.named("sm_90", "cuda")
@@ -298,6 +300,19 @@ def test_many_rows_have_a_launch_of_their_own(
 def test_others_are_left_to_the_kernel_for_all_codes(case: Case) -> None:
     plan = case.program(BFLOAT).main
     assert plan.kernels[launch_of(plan).kernel].entry == "grouped_matvec"
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_codes_that_a_kernel_makes_are_not_read_ahead_of_it(rows: int) -> None:
+    """The kernels that begin with codes ask for them while the launch ahead of theirs still runs."""
+    case, builder = replace(TAKEN, m=rows), IRBuilder()
+    codes, scales, zeros = (builder.input(name, part.shape, part.dtype) for name, part in case.parts(BFLOAT).items())
+    parts = (builder.call("aten.bitwise_not.default", codes), scales, zeros, None, None)
+    weight = builder.call("npu_codes.dequantize.default", *parts, *case.options, BFLOAT)
+    ir = builder.build(builder.call("aten.linear.default", builder.input("x", (rows, case.k), BFLOAT), weight))
+    plan = npu_compiler.compile(ir, "cuda", "bfloat16").main
+    entries = [plan.kernels[call.kernel].entry for call in plan.calls if isinstance(call, KernelCall)]
+    assert entries == ["elementwise", "grouped_matvec"]
 
 
 def test_sizes_give_all_multiprocessors_work() -> None:
