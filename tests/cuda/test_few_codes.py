@@ -21,12 +21,12 @@ from cuda_compiler.launches_ahead import Ahead
 from cuda_compiler.products import few_codes
 from cuda_compiler.products.few_codes_sizes import FewCodes, Work, few_codes_sizes, held_beside
 from npu_compiler import dtypes
-from npu_compiler.artifact.plan import KernelCall, options_of
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.tensor.expr import Call, Const
 from npu_runtime import Device
 from tests.cuda.kernels import check_compile, launches_told
 from tests.cuda.test_grouped_matvec import Case, errors, inputs_of
-from tests.cuda.test_integer_rows import errors_on_host, launch_of
+from tests.cuda.test_integer_rows import entries_of, errors_on_host, launch_of
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
 from tests.support.ir_builder import IRBuilder
 
@@ -235,14 +235,6 @@ TAKEN = Case(m=8, n=4096, k=1024, zeros=True)
 
 def test_older_devices_have_another_kernel() -> None:
     assert entries_of(TAKEN) == [(CLUSTERS, "few_codes"), ("", "grouped_matvec")]
-
-
-def entries_of(case: Case) -> list[tuple[str, str]]:
-    """What each launch of a product, of one step, requires, and its kernel."""
-    plan = case.program(BFLOAT).main
-    (step,) = plan.steps
-    calls = [(option.requires, call) for option in options_of(step) for call in option.calls]
-    return [(requires, plan.kernels[call.kernel].entry) for requires, call in calls if isinstance(call, KernelCall)]
 
 
 @pytest.mark.parametrize("rows", [2, 4, 9, 16])

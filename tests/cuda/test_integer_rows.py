@@ -49,6 +49,14 @@ whose rows would begin in the same bank, teams without a tile, rows that end wit
 """
 
 
+def entries_of(case: Case) -> list[tuple[str, str]]:
+    """What each launch of a product, of one step, requires, and its kernel."""
+    plan = case.program(BFLOAT).main
+    (step,) = plan.steps
+    calls = [(option.requires, call) for option in options_of(step) for call in option.calls]
+    return [(requires, plan.kernels[call.kernel].entry) for requires, call in calls if isinstance(call, KernelCall)]
+
+
 def launch_of(plan: ExecutionPlan) -> KernelCall:
     """The launch that a plan prefers."""
     (option,) = [option for step in plan.steps for option in options_of(step)[:1]]
@@ -144,11 +152,7 @@ TAKEN = FORCED[0][0]
 
 
 def test_older_devices_have_another_kernel() -> None:
-    plan = TAKEN.program(BFLOAT).main
-    (step,) = plan.steps
-    calls = [(option.requires, call) for option in options_of(step) for call in option.calls]
-    found = [(requires, plan.kernels[call.kernel].entry) for requires, call in calls if isinstance(call, KernelCall)]
-    assert found == [(CLUSTERS, "integer_rows"), ("", "grouped_matvec")]
+    assert entries_of(TAKEN) == [(CLUSTERS, "integer_rows"), ("", "grouped_matvec")]
 
 
 @pytest.mark.parametrize(
